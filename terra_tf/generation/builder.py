@@ -1,0 +1,265 @@
+"""Builds the graph of a planned sequence.
+
+Ops are added one by one in program order. Variables are handled as values: an assignment gives the
+variable a new symbolic value, later reads in the same iteration use that value, and what the
+variable itself gets is committed behind the segment's gate. Ops that update variables in place wait
+behind the gate as a whole. Order between reads and writes is kept by control edges made by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from terra_tf import tensorflow_internals
+from terra_tf.generation.plan import Plan, resources_of
+from terra_tf.generation.slots import Slots
+from terra_tf.tracegraph.sequence import Sequence
+from terra_tf.tracing.effects import Effect, may_fail, runs_in_place
+from terra_tf.tracing.trace import Kind, Node, Output, Outside
+
+
+@dataclasses.dataclass
+class _Variable:
+    """What the graph knows of a variable at one point of the program."""
+
+    value: tf.Tensor | None = None  # symbolic value, if an assignment has made one
+    dirty: bool = False  # `value` is not committed yet
+    reads: list[tf.Operation] = dataclasses.field(default_factory=list)  # since the last write
+    write: tf.Operation | None = None  # the last op that wrote it
+
+
+@dataclasses.dataclass
+class _Segment:
+    """The effects between two boundaries."""
+
+    gate: tf.Operation  # a NoOp behind the TerraGate and behind all of the segment that may fail
+    effects: list[tf.Operation] = dataclasses.field(default_factory=list)
+    fallible: list[tf.Operation] = dataclasses.field(default_factory=list)
+
+
+class GraphBuilder:
+    """Adds the ops of one sequence to a graph; see the module's text."""
+
+    def __init__(self, sequence: Sequence, plan: Plan, slots: Slots):
+        self._sequence = sequence
+        self._trace = sequence.trace
+        self._plan = plan
+        self._slots = slots
+        self.tensors: dict[int, tf.Tensor] = {}  # output -> graph tensor
+        self._externals: dict[int, tf.Tensor] = {}
+        self._variables: dict[int, _Variable] = {}
+        self._ends: list[tf.Operation] = []  # what the function has to run to its end
+        self._all_fallible: list[tf.Operation] = []
+        self._untouched: tf.Operation | None = None  # what a variable's first access comes after
+        self.static: dict[int, bool] = {}  # output -> its shape is certain before it is computed
+
+    def build(self, graph: tf.Graph, iteration: tf.Tensor) -> tf.Operation:
+        """Adds everything; returns the op at which the graph ends."""
+        self._graph = graph
+        self._iteration = iteration
+        boundaries = iter(enumerate(self._plan.boundaries))
+        number, position = next(boundaries)
+        self._segment = self._open_segment(number)
+        for k, node in enumerate(self._trace.nodes):
+            while position == k:
+                self._close_segment(number)
+                number, position = next(boundaries)
+                self._segment = self._open_segment(number)
+            if not node.misses and not runs_in_place(self._plan.effects[k]):
+                self._add_node(k, node)
+        self._close_segment(number)
+        with graph.control_dependencies(self._all_fallible):
+            checked = self._op("TerraSegmentDone", [iteration], slot=self._slots.checked)
+        with graph.control_dependencies([*self._ends, checked]):
+            return tf.no_op()
+
+    # --- ops ---
+
+    def _op(self, op: str, inputs: list[tf.Tensor], **attrs: object) -> tf.Operation:
+        return tensorflow_internals.create_graph_op(self._graph, op, inputs, attrs)
+
+    def _add_node(self, k: int, node: Node) -> None:
+        inputs = [self._input(source) for source in node.inputs]
+        attrs = dict(zip(node.attrs[::2], node.attrs[1::2], strict=True))
+        effect = self._plan.effects[k]
+        if effect is Effect.READ:
+            made = self._read(node, inputs, attrs)
+        elif effect is Effect.ASSIGN:
+            self._assign(node, inputs)
+            made = []
+        elif effect is Effect.WRITE:
+            made = self._write(node, inputs, attrs)
+        else:
+            operation = tensorflow_internals.create_graph_op(self._graph, node.op, inputs, attrs)
+            made = list(operation.outputs)
+            self._note_fallible(k, node, operation)
+        for output, tensor in zip(node.outputs, made, strict=True):
+            self._have(output, tensor)
+
+    def _note_fallible(self, k: int, node: Node, operation: tf.Operation) -> None:
+        if not may_fail(node.op):
+            return
+        self._all_fallible.append(operation)
+        gate = max((self._plan.gate[output] for output in node.outputs), default=0)
+        if gate <= self._segment_number:
+            self._segment.fallible.append(operation)
+
+    def _have(self, output: int, tensor: tf.Tensor) -> None:
+        self.tensors[output] = tensor
+        known = tensor.shape.is_fully_defined() and output not in self._sequence.dynamic
+        self.static[output] = known and tuple(tensor.shape) == self._trace.outputs[output].shape
+        # Whoever asks for a shape that only the graph knows has to get it from the value.
+        if output in self._plan.fetched or not self.static[output]:
+            self._fetch(output, tensor)
+
+    def _fetch(self, output: int, tensor: tf.Tensor) -> None:
+        slot = self._slots.fetch(output)
+        self._ends.append(
+            self._op("TerraFetch", [self._iteration, tensor], slot=slot, T=tensor.dtype)
+        )
+
+    # --- inputs ---
+
+    def _input(self, source: Output | Outside) -> tf.Tensor:
+        if isinstance(source, Outside):
+            if source.index not in self._externals:
+                self._externals[source.index] = self._external(source.index)
+            return self._externals[source.index]
+        if source.index not in self.tensors:  # made in place: comes back as a feed
+            info = self._trace.outputs[source.index]
+            slot = self._slots.feed_of_output(source.index)
+            self.tensors[source.index] = self._feed(slot, info.dtype, info.shape)
+        return self.tensors[source.index]
+
+    def _external(self, index: int) -> tf.Tensor:
+        external = self._trace.externals[index]
+        if external.kind is Kind.RESOURCE:
+            return tensorflow_internals.capture(self._graph, external.tensor)
+        if external.kind is Kind.TENSOR or external.varies:
+            slot = self._slots.feed_of_external(index)
+            return self._feed(slot, external.dtype, external.shape)
+        with tf.init_scope():
+            value = external.tensor.numpy()
+        return tf.constant(value, dtype=external.dtype, shape=external.shape)
+
+    def _feed(self, slot: int, dtype: int, shape: tuple[int, ...]) -> tf.Tensor:
+        operation = self._op("TerraFeed", [self._iteration], slot=slot, dtype=dtype, shape=shape)
+        return operation.outputs[0]
+
+    # --- variables ---
+
+    def _variable(self, external: int) -> _Variable:
+        return self._variables.setdefault(external, _Variable(write=self._untouched))
+
+    def _after(self, *operations: tf.Operation | None) -> tf.control_dependencies:
+        return self._graph.control_dependencies([op for op in operations if op is not None])
+
+    def _read(self, node: Node, inputs: list[tf.Tensor], attrs: dict) -> list[tf.Tensor]:
+        (resource,) = resources_of(node, self._sequence)
+        variable = self._variable(resource)
+        if variable.value is not None:
+            return [_read_value(node.op, variable.value, inputs, attrs)]
+        with self._after(variable.write):
+            operation = tensorflow_internals.create_graph_op(self._graph, node.op, inputs, attrs)
+        variable.reads.append(operation)
+        if may_fail(node.op):
+            self._all_fallible.append(operation)
+            if self._plan.gate[node.first_output] <= self._segment_number:
+                self._segment.fallible.append(operation)
+        return list(operation.outputs)
+
+    def _value(self, resource: int, dtype: tf.DType) -> tf.Tensor:
+        variable = self._variable(resource)
+        if variable.value is None:
+            with self._after(variable.write):
+                operation = self._op("ReadVariableOp", [self._externals[resource]], dtype=dtype)
+            variable.reads.append(operation)
+            return operation.outputs[0]
+        return variable.value
+
+    def _assign(self, node: Node, inputs: list[tf.Tensor]) -> None:
+        (resource,) = resources_of(node, self._sequence)
+        variable = self._variable(resource)
+        value = inputs[1]
+        if node.op == "AssignAddVariableOp":
+            value = tf.raw_ops.AddV2(x=self._value(resource, value.dtype), y=value)
+        elif node.op == "AssignSubVariableOp":
+            value = tf.raw_ops.Sub(x=self._value(resource, value.dtype), y=value)
+        variable.value, variable.dirty = value, True
+
+    def _commit(self, resource: int, variable: _Variable) -> None:
+        """Gives a variable its symbolic value, behind the segment's gate."""
+        with self._after(self._segment.gate, variable.write, *variable.reads):
+            operation = self._op(
+                "AssignVariableOp",
+                [self._externals[resource], variable.value],
+                dtype=variable.value.dtype,
+            )
+        self._wrote(variable, operation)
+        variable.dirty = False
+
+    def _write(self, node: Node, inputs: list[tf.Tensor], attrs: dict) -> list[tf.Tensor]:
+        variables = [(r, self._variable(r)) for r in resources_of(node, self._sequence)]
+        before: list[tf.Operation | None] = [self._segment.gate]
+        for resource, variable in variables:
+            if variable.dirty:
+                self._commit(resource, variable)
+            before += [variable.write, *variable.reads]
+        with self._after(*before):
+            operation = tensorflow_internals.create_graph_op(self._graph, node.op, inputs, attrs)
+        for _, variable in variables:
+            variable.value = None
+            self._wrote(variable, operation)
+        return list(operation.outputs)
+
+    def _wrote(self, variable: _Variable, operation: tf.Operation) -> None:
+        variable.write, variable.reads = operation, []
+        self._segment.effects.append(operation)
+
+    # --- segments ---
+
+    def _open_segment(self, number: int) -> _Segment:
+        self._segment_number = number
+        # Every effect of the segment comes after the gate and after all that may still fail in the
+        # segment: it happens whole or not at all.
+        gate = self._op("TerraGate", [self._iteration], slot=self._slots.gate(number))
+        with self._after(gate):
+            return _Segment(tf.no_op())
+
+    def _close_segment(self, number: int) -> None:
+        for resource, variable in self._variables.items():
+            if variable.dirty:
+                self._commit(resource, variable)
+        segment = self._segment
+        if segment.fallible:
+            tensorflow_internals.add_control_inputs(self._graph, segment.gate, segment.fallible)
+        with self._after(segment.gate, *segment.effects):
+            done = self._op("TerraSegmentDone", [self._iteration], slot=self._slots.done(number))
+        self._ends.append(done)
+        if number in self._plan.barrier.values():
+            self._forget_variables(number)
+
+    def _forget_variables(self, number: int) -> None:
+        """What runs in place may change any variable: nothing known before counts after it."""
+        resumed = self._op("TerraGate", [self._iteration], slot=self._slots.resume(number))
+        for variable in self._variables.values():
+            variable.value, variable.reads = None, []
+            variable.write = resumed
+        self._untouched = resumed
+
+
+def _read_value(op: str, value: tf.Tensor, inputs: list[tf.Tensor], attrs: dict) -> tf.Tensor:
+    """What a reading op gives for a variable whose value is known symbolically."""
+    if op == "ReadVariableOp":
+        return value
+    if op == "ResourceGather":
+        batch_dims = attrs.get("batch_dims") or 0
+        return tf.gather(value, inputs[1], axis=batch_dims, batch_dims=batch_dims)
+    if op == "ResourceGatherNd":
+        return tf.gather_nd(value, inputs[1])
+    if op == "VariableShape":
+        return tf.shape(value, out_type=attrs.get("out_type") or tf.int32)
+    assert op == "VarIsInitializedOp", op
+    return tf.constant(True)

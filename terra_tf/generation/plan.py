@@ -1,0 +1,136 @@
+"""Decides how a sequence is co-executed, before anything is built.
+
+The visible effects of an iteration (variable writes above all) must not happen before Python has
+validated the program that far, so they stand behind gates. The trace is cut into *segments* by
+*boundaries*; the effects of segment i wait for gate i. There is always a boundary at the end. There
+are more where the program looked at a value that an effect had gone into, and where an op that runs
+in place has to see the effects before it.
+
+`gate[output]` says how many gates must be open before the graph can compute an output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from terra_tf.tracegraph.sequence import Sequence
+from terra_tf.tracing.effects import Effect, effect_of, runs_in_place
+from terra_tf.tracing.trace import Kind, Node, Output, Outside
+
+
+@dataclasses.dataclass
+class Plan:
+    """How a sequence is co-executed.
+
+    Attributes:
+      effects: per node.
+      boundaries: ascending positions (a boundary at k lies before node k); the last is the end.
+      barrier: for nodes in place that need it, the number of the boundary right before them.
+      gate: per output.
+      fetched: outputs that leave the graph.
+    """
+
+    effects: list[Effect]
+    boundaries: list[int]
+    barrier: dict[int, int]
+    gate: list[int]
+    fetched: set[int]
+
+    def __str__(self) -> str:
+        cuts = ", ".join(map(str, self.boundaries))
+        return f"boundaries at {cuts}; {len(self.fetched)} fetched of {len(self.gate)} outputs"
+
+
+def node_effect(node: Node, sequence: Sequence) -> Effect:
+    """The effect of a node, given where its resources come from."""
+    effect = effect_of(node.op)
+    if effect in (Effect.READ, Effect.ASSIGN, Effect.WRITE):
+        resources = [
+            source
+            for source in node.inputs
+            if isinstance(source, Outside)
+            and sequence.trace.externals[source.index].kind is Kind.RESOURCE
+        ]
+        if not resources:  # a variable made in this very step lives in Python's half
+            return Effect.LOCAL
+    return effect
+
+
+def resources_of(node: Node, sequence: Sequence) -> list[int]:
+    """The externals that are resource handles among a node's inputs."""
+    return [
+        source.index
+        for source in node.inputs
+        if isinstance(source, Outside)
+        and sequence.trace.externals[source.index].kind is Kind.RESOURCE
+    ]
+
+
+def make_plan(sequence: Sequence) -> Plan:
+    """Plans the co-execution of a sequence."""
+    return _Planner(sequence).plan
+
+
+class _Planner:
+    def __init__(self, sequence: Sequence):
+        self.sequence = sequence
+        trace = sequence.trace
+        effects = [node_effect(node, sequence) for node in trace.nodes]
+        self.plan = Plan(effects, [], {}, [0] * len(trace.outputs), set())
+        self.variable_gate: dict[int, int] = {}  # external -> gate of the variable's value
+        self.untouched_gate = 0  # of variables that nothing has touched since the last barrier
+        reads = sorted(sequence.reads.values(), key=lambda read: read.position)
+        for k, node in enumerate(trace.nodes):
+            while reads and reads[0].position <= k:
+                self._look(reads.pop(0).output, k)
+            self._visit(k, node)
+        for read in reads:
+            self._look(read.output, len(trace.nodes))
+        self._cut(len(trace.nodes))
+
+    def _in_place(self, output: int) -> bool:
+        producer = self.sequence.producers[output]
+        return runs_in_place(self.plan.effects[producer])
+
+    def _cut(self, position: int) -> None:
+        self.plan.boundaries.append(position)
+        kept = self.sequence.kept.get(position, frozenset())
+        self.plan.fetched.update(output for output in kept if not self._in_place(output))
+
+    def _look(self, output: int, position: int) -> None:
+        """Python needs an output's value at a position."""
+        if self._in_place(output):
+            return
+        self.plan.fetched.add(output)
+        if self.plan.gate[output] > len(self.plan.boundaries):
+            self._cut(position)
+
+    def _visit(self, k: int, node: Node) -> None:
+        effect = self.plan.effects[k]
+        gate = self.plan.gate
+        inputs = [source.index for source in node.inputs if isinstance(source, Output)]
+        own = max((gate[i] for i in inputs), default=0)
+        if runs_in_place(effect):
+            for i in inputs:
+                self._look(i, k)
+            if effect is Effect.BARRIER:
+                if not self.plan.boundaries or self.plan.boundaries[-1] != k:
+                    self._cut(k)
+                self.plan.barrier[k] = len(self.plan.boundaries) - 1
+                self.variable_gate.clear()
+                self.untouched_gate = len(self.plan.boundaries)
+            own = 0
+        elif effect is Effect.READ:
+            (variable,) = resources_of(node, self.sequence)
+            own = max(own, self.variable_gate.get(variable, self.untouched_gate))
+        elif effect is Effect.ASSIGN:
+            (variable,) = resources_of(node, self.sequence)
+            if node.op != "AssignVariableOp":
+                own = max(own, self.variable_gate.get(variable, self.untouched_gate))
+            self.variable_gate[variable] = own
+        elif effect is Effect.WRITE:
+            own = len(self.plan.boundaries) + 1
+            for variable in resources_of(node, self.sequence):
+                self.variable_gate[variable] = own
+        for output in node.outputs:
+            gate[output] = own

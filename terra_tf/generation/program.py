@@ -1,0 +1,136 @@
+"""Writes a planned sequence as the native matcher's Program (native/program.h)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from terra_tf import native
+from terra_tf.generation.plan import Plan
+from terra_tf.generation.slots import Slots
+from terra_tf.tracegraph.sequence import Sequence
+from terra_tf.tracing.effects import runs_in_place
+from terra_tf.tracing.trace import (
+    Arg,
+    Call,
+    External,
+    Items,
+    Kind,
+    Node,
+    Output,
+    Outside,
+    Python,
+    Result,
+)
+
+# ArgKind of native/program.h.
+_OUTPUT, _FEED, _CONSTANT, _OBJECT, _PYTHON, _PYTHON_FEED, _LIST = range(7)
+
+ArgSpec = tuple[int, int, Any, int, int, tuple[int, ...], bytes, tuple[Any, ...]]
+
+
+class ProgramWriter:
+    """Makes the Program of one sequence."""
+
+    def __init__(
+        self, sequence: Sequence, plan: Plan, slots: Slots, static: dict[int, bool]
+    ) -> None:
+        """Prepares the writing.
+
+        Args:
+          sequence: what is expected of the user's program.
+          plan: how it is co-executed.
+          slots: numbering that the graph was built with.
+          static: per output of the graph, whether its recorded shape is certain.
+        """
+        self._sequence = sequence
+        self._trace = sequence.trace
+        self._plan = plan
+        self._slots = slots
+        self._static = static
+
+    def write(self, function: str, config: bytes, captures: list[Any]) -> Any:
+        """The native Program for a function of that name, config and captured handles."""
+        program = native.core.Program()
+        for k, node in enumerate(self._trace.nodes):
+            self._add_node(program, k, node)
+        for output in range(len(self._trace.outputs)):
+            self._add_output(program, output)
+        for number, position in enumerate(self._plan.boundaries):
+            barrier = number in self._plan.barrier.values()
+            resume = self._slots.resume(number) if barrier else -1
+            program.add_boundary(
+                position, self._slots.gate(number), self._slots.done(number), resume
+            )
+        for tensor in captures:
+            program.add_capture(tensor)
+        program.num_feeds = self._slots.num_feeds
+        program.num_slots = self._slots.count
+        program.checked_slot = self._slots.checked
+        program.function = function
+        program.config = config
+        return program
+
+    def _add_output(self, program: Any, output: int) -> None:
+        info = self._trace.outputs[output]
+        program.add_output(
+            info.dtype,
+            self._static.get(output, True) and output not in self._sequence.dynamic,
+            list(info.shape),
+            self._slots.fetches.get(output, -1),
+            self._plan.gate[output],
+        )
+
+    def _add_node(self, program: Any, k: int, node: Node) -> None:
+        in_place = runs_in_place(self._plan.effects[k])
+        attrs = inputs = None
+        if node.call is Call.FAST_PATH and node.num_outputs and not in_place and not node.misses:
+            attrs = node.attrs
+            inputs = tuple(self._recorded_tensor(source) for source in node.inputs)
+        program.add_node(
+            node.op,
+            int(node.call),
+            node.misses,
+            in_place,
+            self._plan.barrier.get(k, -1),
+            [self._arg(arg, in_place) for arg in node.args],
+            attrs,
+            inputs,
+            node.first_output,
+            node.num_outputs,
+            int(node.result if node.call is Call.FAST_PATH else Result.LIST),
+        )
+
+    def _recorded_tensor(self, source: Output | Outside) -> Any:
+        """For tapes: the tensor of an input that the program passes as a Python number."""
+        if isinstance(source, Outside):
+            external = self._trace.externals[source.index]
+            return external.tensor if external.kind is Kind.NUMBER else None
+        return None
+
+    def _arg(self, arg: Arg, in_place: bool) -> ArgSpec:
+        if isinstance(arg, Items):
+            items = tuple(self._arg(item, in_place) for item in arg.items)
+            return (_LIST, -1, None, -1, 0, (), b"", items)
+        if isinstance(arg, Python):
+            return (_PYTHON, -1, arg.value, -1, 0, (), b"", ())
+        if isinstance(arg, Output):
+            return self._output_arg(arg.index, in_place)
+        return self._outside_arg(arg.index, self._trace.externals[arg.index])
+
+    def _output_arg(self, output: int, in_place: bool) -> ArgSpec:
+        feed = -1 if in_place else self._slots.output_feeds.get(output, -1)
+        info = self._trace.outputs[output]
+        return (_OUTPUT, output, None, feed, info.dtype, info.shape, b"", ())
+
+    def _outside_arg(self, index: int, external: External) -> ArgSpec:
+        if external.kind is Kind.RESOURCE:
+            return (_OBJECT, -1, external.tensor, -1, external.dtype, (), b"", ())
+        shape = external.shape
+        if external.kind is Kind.TENSOR or external.varies:
+            # A feed even if only ops in place use it: then no kernel waits for the slot.
+            kind = _PYTHON_FEED if external.kind is Kind.NUMBER else _FEED
+            feed = self._slots.feed_of_external(index)
+            return (kind, feed, external.value, -1, external.dtype, shape, b"", ())
+        if external.kind is Kind.NUMBER:
+            return (_PYTHON, -1, external.value, -1, external.dtype, shape, b"", ())
+        return (_CONSTANT, -1, external.tensor, -1, external.dtype, shape, external.content, ())

@@ -1,0 +1,191 @@
+// Python's view of the native core. Thin: each binding hands over to the part that does the work.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "graph_runner.h"
+#include "placeholder.h"
+#include "program.h"
+#include "session.h"
+#include "walk.h"
+
+namespace py = pybind11;
+
+namespace terra {
+namespace {
+
+void Check(bool ok) {
+  if (!ok) throw py::error_already_set();
+}
+
+py::tuple RegisterParts(py::capsule context, py::object fast_path_miss, py::object recover) {
+  static int device_info = 0;
+  PythonParts& parts = Parts();
+  parts.fast_path_miss = fast_path_miss.release().ptr();
+  parts.recover = recover.release().ptr();
+  TFE_CustomDevice* device = InitDevice(static_cast<TFE_Context*>(context.get_pointer()));
+  return py::make_tuple(py::capsule(device, "TFE_CustomDevice"),
+                        py::capsule(&device_info, "TFE_CustomDevice_DeviceInfo"),
+                        std::string(kDeviceName));
+}
+
+// (kind, index, object, feed, dtype, dims, bytes, items): see terra_tf/generation/program.py.
+Arg ArgFromPython(Program* program, const py::tuple& spec) {
+  Arg arg;
+  arg.kind = static_cast<ArgKind>(spec[0].cast<int>());
+  arg.index = spec[1].cast<int>();
+  arg.object = program->Own(spec[2].ptr());
+  arg.feed = spec[3].cast<int>();
+  arg.dtype = spec[4].cast<int>();
+  arg.dims = spec[5].cast<std::vector<int64_t>>();
+  arg.bytes = spec[6].cast<std::string>();
+  for (py::handle item : spec[7].cast<py::tuple>()) {
+    arg.items.push_back(ArgFromPython(program, item.cast<py::tuple>()));
+  }
+  return arg;
+}
+
+void AddNode(Program& program, py::str op, int call, bool misses, bool in_place, int boundary,
+             const py::list& args, py::object gradient_attrs, py::object gradient_inputs,
+             int first_output, int num_outputs, int result) {
+  Node node;
+  node.op = program.Own(op.ptr());
+  node.call = static_cast<CallKind>(call);
+  node.misses = misses;
+  node.in_place = in_place;
+  node.boundary = boundary;
+  for (py::handle spec : args) node.args.push_back(ArgFromPython(&program, spec.cast<py::tuple>()));
+  if (!gradient_attrs.is_none()) {
+    node.gradient_attrs = program.Own(gradient_attrs.ptr());
+    node.gradient_inputs = program.Own(gradient_inputs.ptr());
+  }
+  node.first_output = first_output;
+  node.num_outputs = num_outputs;
+  node.result = static_cast<ResultKind>(result);
+  program.nodes.push_back(std::move(node));
+}
+
+void AddOutput(Program& program, int dtype, bool static_shape, std::vector<int64_t> dims, int fetch,
+               int gate) {
+  OutputSpec spec;
+  spec.dtype = dtype;
+  spec.static_shape = static_shape;
+  spec.dims = std::move(dims);
+  spec.fetch = fetch;
+  spec.gate = gate;
+  program.outputs->push_back(std::move(spec));
+}
+
+void AddBoundary(Program& program, int end, int gate_slot, int done_slot,
+                 int resume_slot) {
+  program.boundaries.push_back({end, gate_slot, done_slot, resume_slot});
+}
+
+void AddCapture(Program& program, py::object tensor) {
+  program.captures.push_back(RefHandle(EagerTensor_Handle(tensor.ptr())));
+  program.Own(tensor.ptr());
+}
+
+void BindProgram(py::module_& m) {
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program")
+      .def(py::init<>())
+      .def("add_node", &AddNode)
+      .def("add_output", &AddOutput)
+      .def("add_boundary", &AddBoundary)
+      .def("add_capture", &AddCapture)
+      .def_readwrite("num_feeds", &Program::num_feeds)
+      .def_readwrite("num_slots", &Program::num_slots)
+      .def_readwrite("checked_slot", &Program::checked_slot)
+      .def_readwrite("function", &Program::function)
+      .def_property("config", nullptr, [](Program& p, py::bytes config) { p.config = config; });
+}
+
+py::object Borrowed(PyObject* object) {
+  return object == nullptr ? py::none() : py::reinterpret_borrow<py::object>(object);
+}
+
+void BindWalk(py::module_& m) {
+  py::class_<Walk>(m, "Walk")
+      .def(py::init([](std::shared_ptr<Program> program, py::object on_fallback) {
+        return new Walk(std::move(program), on_fallback.ptr());
+      }))
+      .def("launch", [](Walk& w, GraphRunner* runner) { w.Launch(runner); })
+      .def("end",
+           [](Walk& w) {
+             const bool as_recorded = w.End();
+             if (PyErr_Occurred()) throw py::error_already_set();
+             return as_recorded;
+           })
+      .def("fallback", [](Walk& w, const std::string& code) { Check(w.Fallback(code.c_str(), -1)); })
+      .def("stop_graph", [](Walk& w) { Check(w.StopGraph()); })
+      .def("close", &Walk::Close)
+      .def("release", &Walk::Release)
+      .def("wait_checked", [](Walk& w) { Check(w.WaitChecked()); })
+      .def_property_readonly("cursor", &Walk::cursor)
+      .def_property_readonly("base", &Walk::base)
+      .def("value", [](Walk& w, int output) { return Borrowed(w.value(output)); })
+      .def("feed", [](Walk& w, int index) { return Borrowed(w.feed(index)); })
+      .def("settle",
+           [](Walk& w, int output, py::object tensor) { w.set_value(output, tensor.ptr()); })
+      .def_property_readonly("id", [](Walk& w) { return w.iteration->id; })
+      .def_property_readonly("finished", [](Walk& w) { return w.iteration->finished(); })
+      .def_property_readonly("failed",
+                             [](Walk& w) {
+                               return w.iteration->finished() && !w.iteration->status().ok();
+                             })
+      .def_property_readonly(
+          "status", [](Walk& w) { return std::string(w.iteration->status().message()); })
+      .def("wait_finished",
+           [](Walk& w, int milliseconds) {
+             std::shared_ptr<Iteration> iteration = w.iteration;
+             py::gil_scoped_release release;
+             return iteration->WaitFinished(milliseconds);
+           })
+      .def_readonly("python_wait_seconds", &Walk::python_wait_seconds)
+      .def_property_readonly("graph_wait_seconds",
+                             [](Walk& w) { return w.iteration->graph_wait_seconds(); })
+      .def_readonly("feeds_sent", &Walk::feeds_sent)
+      .def_readonly("fetches_read", &Walk::fetches_read);
+  py::class_<GraphRunner>(m, "GraphRunner")
+      .def(py::init([] { return new GraphRunner(Context()); }));
+  m.def("mark_recovered", &GraphRunner::MarkRecovered);
+}
+
+void BindSession(py::module_& m) {
+  m.def("enter_plain", [] { SetMode(Mode::kPlain, nullptr, nullptr); });
+  m.def("enter_record", [](py::object recorder) {
+    SetMode(Mode::kRecord, nullptr, recorder.ptr());
+    return CurrentSession().recording;
+  });
+  m.def("enter_walk", [](Walk& walk) { SetMode(Mode::kWalk, &walk, nullptr); });
+  m.def("leave", [] {
+    SetMode(Mode::kOutside, nullptr, nullptr);
+    FreeRetired();
+  });
+  m.def("inside", [] { return CurrentSession().mode != Mode::kOutside; });
+  m.def("suspend", [] { ++CurrentSession().suspended; });
+  m.def("resume", [] { --CurrentSession().suspended; });
+  m.def("sync_closed", [] { Check(SyncClosed()); });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "terra_tf's native core: placeholders, matcher, slots, GraphRunner.";
+  m.attr("built_for_tensorflow") = TERRA_BUILT_FOR_TF;
+  m.def("register_parts", &RegisterParts);
+  m.def("find_handle_offset", [](py::object tensor) { return FindHandleOffset(tensor.ptr()); });
+  m.def("is_placeholder", [](py::object tensor) { return AsPlaceholder(tensor.ptr()) != nullptr; });
+  m.def("recorded_output", [](py::object tensor) {
+    Placeholder* placeholder = AsPlaceholder(tensor.ptr());
+    const bool current =
+        placeholder != nullptr && placeholder->recording == CurrentSession().recording;
+    return current && placeholder->recording != 0 ? placeholder->output : -1;
+  });
+  m.def("materialise", [](py::object tensor) { Check(Materialise(tensor.ptr())); });
+  m.attr("Hook") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(HookType()));
+  BindProgram(m);
+  BindWalk(m);
+  BindSession(m);
+}
+
+}  // namespace terra

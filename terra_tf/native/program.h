@@ -1,0 +1,87 @@
+// The Program: one op sequence of the TraceGraph in the form that the matcher checks calls against.
+//
+// Built once per generated graph from Python (terra_tf/generation/program.py) and read-only after
+// that. Node k says which call the user's program is expected to make k-th, with which arguments,
+// and what it gets back.
+#pragma once
+#include <Python.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "iteration.h"
+
+namespace terra {
+
+enum class CallKind { kFastPath, kExecute, kExecuteCancelable };
+
+enum class ArgKind {
+  kOutput,    // the output `index` of an earlier node
+  kFeed,      // a tensor from outside: goes into feed `index`, dtype and shape as recorded
+  kConstant,  // a small tensor from outside whose value was always the same: compared by value
+  kObject,    // this very object (a resource handle)
+  kPython,    // an equal Python value of the same type
+  kPythonFeed,  // a Python number or array that varies: converted, then as kFeed
+  kList,      // a list or tuple of the above
+};
+
+struct Arg {
+  ArgKind kind = ArgKind::kPython;
+  int index = -1;
+  int feed = -1;  // kOutput of an in-place node: the feed that takes its value into the graph
+  PyObject* object = nullptr;  // kObject, kPython: what to compare with; else kept for gradients
+  int dtype = 0;
+  std::vector<int64_t> dims;
+  std::string bytes;       // kConstant
+  std::vector<Arg> items;  // kList
+};
+
+enum class ResultKind { kNone, kSingle, kList };
+
+struct Node {
+  PyObject* op = nullptr;  // str
+  CallKind call = CallKind::kFastPath;
+  bool misses = false;    // the fast path refuses this call; its slow path follows as other nodes
+  bool in_place = false;  // runs eagerly where eager would have
+  int boundary = -1;      // in place, and this boundary has to be passed before
+  std::vector<Arg> args;
+  PyObject* gradient_attrs = nullptr;  // complete attributes, for tapes
+  PyObject* gradient_inputs = nullptr;  // per tensor input: the recorded tensor, or None: as passed
+  int first_output = 0, num_outputs = 0;
+  ResultKind result = ResultKind::kSingle;
+};
+
+// A place between two nodes where effects before it become visible, behind one gate.
+struct Boundary {
+  int end = 0;        // nodes before this one are covered
+  int gate_slot = 0;  // opened by Python
+  int done_slot = 0;  // set by the graph when the effects of this segment have been made
+  int resume_slot = -1;  // set by Python when the op in place at this boundary has run
+};
+
+struct Program {
+  std::vector<Node> nodes;
+  std::vector<Boundary> boundaries;  // ascending; the last one covers everything
+  std::shared_ptr<OutputSpecs> outputs = std::make_shared<OutputSpecs>();
+  int num_feeds = 0;
+  int checked_slot = -1;  // set by the graph when every op that may fail by value has succeeded
+  int num_slots = 0;  // feeds first, so feed k is slot k
+  std::string function, config;
+  std::vector<TFE_TensorHandle*> captures;
+  std::vector<PyObject*> owned;  // keeps every object above alive
+
+  ~Program() {
+    for (TFE_TensorHandle* handle : captures) TFE_DeleteTensorHandle(handle);
+    for (PyObject* object : owned) Py_DECREF(object);
+  }
+  PyObject* Own(PyObject* object) {
+    if (object != nullptr) {
+      Py_INCREF(object);
+      owned.push_back(object);
+    }
+    return object;
+  }
+};
+
+}  // namespace terra

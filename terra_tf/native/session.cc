@@ -1,0 +1,289 @@
+#include "session.h"
+
+#include <structmember.h>
+
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "graph_runner.h"
+#include "walk.h"
+
+namespace terra {
+namespace {
+
+// --- recording -----------------------------------------------------------------------------------
+
+using Unwrapped = std::vector<std::pair<PyObject*, TFE_TensorHandle*>>;
+
+// Gives recorded placeholders among the arguments their real handles for the time of one call.
+void Unwrap(PyObject* const* args, Py_ssize_t count, Unwrapped* unwrapped) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* arg = args[i];
+    if (PyList_Check(arg) || PyTuple_Check(arg)) {
+      Unwrap(PySequence_Fast_ITEMS(arg), PySequence_Fast_GET_SIZE(arg), unwrapped);
+    } else if (Placeholder* placeholder = AsPlaceholder(arg)) {
+      if (placeholder->recording == 0 || placeholder->real == nullptr) continue;
+      Py_INCREF(arg);
+      unwrapped->emplace_back(arg, ExchangeHandle(arg, RefHandle(placeholder->real)));
+    }
+  }
+}
+
+void Rewrap(Unwrapped* unwrapped) {
+  // In reverse, so that a tensor passed twice gets its first handle back.
+  for (auto it = unwrapped->rbegin(); it != unwrapped->rend(); ++it) {
+    TFE_DeleteTensorHandle(ExchangeHandle(it->first, it->second));
+    Py_DECREF(it->first);
+  }
+}
+
+bool IsVariable(PyObject* object) {
+  static auto* known = new std::unordered_map<PyTypeObject*, bool>;
+  PyTypeObject* type = Py_TYPE(object);
+  auto found = known->find(type);
+  if (found != known->end()) return found->second;
+  Py_INCREF(type);  // so that the address stays this type's
+  const bool is = PyObject_HasAttrString(reinterpret_cast<PyObject*>(type),
+                                         "_should_act_as_resource_variable");
+  return (*known)[type] = is;
+}
+
+bool AnyVariable(PyObject* const* args, Py_ssize_t count) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* arg = args[i];
+    if (PyList_Check(arg) || PyTuple_Check(arg)) {
+      if (AnyVariable(PySequence_Fast_ITEMS(arg), PySequence_Fast_GET_SIZE(arg))) return true;
+    } else if (IsVariable(arg)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void WrapResult(PyObject* result, int64_t recording, int output) {
+  const bool list = PyList_Check(result) || PyTuple_Check(result);
+  const Py_ssize_t size = list ? PySequence_Fast_GET_SIZE(result) : 1;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* tensor = list ? PySequence_Fast_GET_ITEM(result, i) : result;
+    if (!EagerTensor_CheckExact(tensor) || AsPlaceholder(tensor) != nullptr) continue;
+    const TF_DataType dtype = TFE_TensorHandleDataType(EagerTensor_Handle(tensor));
+    if (dtype == TF_RESOURCE || dtype == TF_VARIANT) continue;
+    WrapRecorded(tensor, recording, output + i);
+  }
+}
+
+PyObject* Record(PyObject* const* args, Py_ssize_t count, PyObject* original, CallKind call) {
+  Session& session = CurrentSession();
+  PyObject* recorder = session.recorder;
+  Py_INCREF(recorder);
+  const int64_t recording = session.recording;
+  PyObject* result = nullptr;
+  // The fast path reads variables inside C++, unseen; the slow path reads them by an op of its own.
+  if (call == CallKind::kFastPath && AnyVariable(args + 3, count - 3)) {
+    RaiseFastPathMiss();
+  } else {
+    Suspended suspended;
+    Unwrapped unwrapped;
+    Unwrap(args + 3, count - 3, &unwrapped);
+    // Unfinished values of earlier iterations have become plain at the latest here.
+    if (MaterialiseAll(args + 3, count - 3)) {
+      result = PyObject_Vectorcall(original, args, count, nullptr);
+    }
+    Rewrap(&unwrapped);
+  }
+  PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
+  if (result == nullptr) PyErr_Fetch(&type, &error, &trace);
+  const bool missed = type != nullptr && PyErr_GivenExceptionMatches(type, Parts().fast_path_miss);
+  PyObject* first = nullptr;
+  {
+    Suspended suspended;
+    PyObject* seen = PyTuple_New(count);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      Py_INCREF(args[i]);
+      PyTuple_SET_ITEM(seen, i, args[i]);
+    }
+    const char* method = result != nullptr ? "on_call" : missed ? "on_miss" : "on_error";
+    first = PyObject_CallMethod(recorder, method, "iOO", static_cast<int>(call), seen,
+                                result != nullptr ? result : Py_None);
+    Py_DECREF(seen);
+  }
+  Py_DECREF(recorder);
+  if (first == nullptr) {
+    Py_XDECREF(result);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return nullptr;
+  }
+  if (result == nullptr) {
+    Py_DECREF(first);
+    PyErr_Restore(type, error, trace);
+    return nullptr;
+  }
+  const long output = PyLong_AsLong(first);
+  Py_DECREF(first);
+  if (output >= 0) WrapResult(result, recording, output);
+  return result;
+}
+
+// --- the hook ------------------------------------------------------------------------------------
+
+struct Hook {
+  PyObject_HEAD;
+  vectorcallfunc vectorcall;
+  CallKind call;
+  PyObject* original;
+};
+
+// Ops by which TensorFlow turns a Python value into a tensor that a tape can watch. Gradient code
+// reads their results as Python values, so they are made at once and count as values from outside.
+bool IsEagerConst(PyObject* op) {
+  static PyObject* name = PyUnicode_InternFromString("_EagerConst");
+  return op == name || (PyUnicode_Check(op) && PyUnicode_Compare(op, name) == 0);
+}
+
+PyObject* PassOn(PyObject* const* args, Py_ssize_t count, PyObject* original, CallKind call) {
+  if (!MaterialiseAll(args + 3, count - 3)) return nullptr;
+  if (GraphRunner::AnyUnfinished() || GraphRunner::AnyFailed()) {
+    PyObject* op = args[call == CallKind::kFastPath ? 1 : 2];
+    const char* name = PyBytes_Check(op) ? PyBytes_AS_STRING(op) : PyUnicode_AsUTF8(op);
+    if (name == nullptr) return nullptr;
+    if (IsStatefulOp(name) && !SyncClosed()) return nullptr;
+  }
+  return PyObject_Vectorcall(original, args, count, nullptr);
+}
+
+PyObject* HookCall(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
+  Hook* hook = reinterpret_cast<Hook*>(self);
+  const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+  if (keywords != nullptr || count < 3) {
+    return PyObject_Vectorcall(hook->original, args, nargsf, keywords);
+  }
+  Session& session = CurrentSession();
+  if (session.suspended > 0 || session.mode == Mode::kOutside || session.mode == Mode::kPlain) {
+    return PassOn(args, count, hook->original, hook->call);
+  }
+  if (session.mode == Mode::kWalk) {
+    bool matched = false;
+    if (IsEagerConst(args[hook->call == CallKind::kFastPath ? 1 : 2])) {
+      return PassOn(args, count, hook->original, hook->call);
+    }
+    PyObject* result = session.walk->Match(hook->call, args, count, hook->original, &matched);
+    if (matched || PyErr_Occurred()) return result;
+    if (!session.walk->Fallback("new-op", -1)) return nullptr;
+  }
+  return CallRecorded(args, count, hook->original, hook->call);
+}
+
+int HookInit(PyObject* self, PyObject* args, PyObject*) {
+  Hook* hook = reinterpret_cast<Hook*>(self);
+  int call = 0;
+  if (!PyArg_ParseTuple(args, "iO", &call, &hook->original)) return -1;
+  Py_INCREF(hook->original);
+  hook->call = static_cast<CallKind>(call);
+  hook->vectorcall = HookCall;
+  return 0;
+}
+
+PyMemberDef g_hook_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Hook, vectorcall), READONLY, nullptr},
+    {"original", T_OBJECT_EX, offsetof(Hook, original), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyTypeObject g_hook_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+}  // namespace
+
+Session& CurrentSession() {
+  thread_local Session session;
+  return session;
+}
+
+PythonParts& Parts() {
+  static PythonParts* parts = new PythonParts;
+  return *parts;
+}
+
+void SetMode(Mode mode, Walk* walk, PyObject* recorder) {
+  static int64_t recordings = 0;
+  Session& session = CurrentSession();
+  session.mode = mode;
+  session.walk = walk;
+  PyObject* old = session.recorder;
+  Py_XINCREF(recorder);
+  session.recorder = recorder;
+  if (recorder != nullptr) session.recording = ++recordings;
+  Py_XDECREF(old);
+}
+
+PyObject* RaiseFastPathMiss() {
+  PyErr_SetString(Parts().fast_path_miss, "not for the fast path");
+  return nullptr;
+}
+
+PyObject* CallRecorded(PyObject* const* args, Py_ssize_t count, PyObject* original, CallKind call) {
+  if (CurrentSession().mode == Mode::kRecord) return Record(args, count, original, call);
+  return PassOn(args, count, original, call);
+}
+
+bool NoteRecordedRead(const Placeholder& placeholder) {
+  Session& session = CurrentSession();
+  if (session.mode != Mode::kRecord || session.recording != placeholder.recording) return true;
+  Suspended suspended;
+  PyObject* done = PyObject_CallMethod(session.recorder, "on_read", "i", placeholder.output);
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
+bool WaitForClosed(Iteration& iteration, int output, tensorflow::Tensor* value) {
+  const int slot = (*iteration.outputs)[output].fetch;
+  SlotState state = SlotState::kFailed;
+  if (slot >= 0) {
+    state = iteration.Peek(slot, value);
+    while (state == SlotState::kPending) {
+      Py_BEGIN_ALLOW_THREADS;
+      state = iteration.Wait(slot, 50, value);
+      Py_END_ALLOW_THREADS;
+      if (PyErr_CheckSignals() != 0) return false;
+    }
+  }
+  if (state == SlotState::kReady) return true;
+  Suspended suspended;
+  PyObject* done = PyObject_CallFunction(Parts().recover, "L", (long long)iteration.id);
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
+bool SyncClosed() {
+  bool done = !GraphRunner::AnyUnfinished();
+  while (!done) {
+    Py_BEGIN_ALLOW_THREADS;
+    done = GraphRunner::WaitClosed(50);
+    Py_END_ALLOW_THREADS;
+    if (PyErr_CheckSignals() != 0) return false;
+  }
+  if (!GraphRunner::AnyFailed()) return true;
+  Suspended suspended;
+  PyObject* recovered = PyObject_CallFunction(Parts().recover, "L", -1LL);
+  Py_XDECREF(recovered);
+  return recovered != nullptr;
+}
+
+PyTypeObject* HookType() {
+  if (g_hook_type.tp_name == nullptr) {
+    g_hook_type.tp_name = "terra_tf.native.Hook";
+    g_hook_type.tp_doc = "Stands in for one of TensorFlow's eager entry points: Hook(kind, original).";
+    g_hook_type.tp_basicsize = sizeof(Hook);
+    g_hook_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+    g_hook_type.tp_vectorcall_offset = offsetof(Hook, vectorcall);
+    g_hook_type.tp_call = PyVectorcall_Call;
+    g_hook_type.tp_members = g_hook_members;
+    g_hook_type.tp_init = HookInit;
+    g_hook_type.tp_new = PyType_GenericNew;
+    if (PyType_Ready(&g_hook_type) < 0) return nullptr;
+  }
+  return &g_hook_type;
+}
+
+}  // namespace terra

@@ -1,0 +1,60 @@
+// The Session: what the hooks on TensorFlow's eager entry points do for the calling thread.
+//
+// Three functions of `pywrap_tfe` are replaced by Hook objects once per process. Each asks the
+// thread's session: outside a region a call passes on (after it has waited for values and effects
+// that are still on their way); while recording it runs and is noted; in a walk it is matched.
+#pragma once
+#include <Python.h>
+
+#include "iteration.h"
+#include "placeholder.h"
+#include "program.h"
+
+namespace terra {
+
+enum class Mode { kOutside, kPlain, kRecord, kWalk };
+
+struct Session {
+  Mode mode = Mode::kOutside;
+  int suspended = 0;
+  Walk* walk = nullptr;          // kWalk
+  PyObject* recorder = nullptr;  // kRecord, owned
+  int64_t recording = 0;         // number of the current recording
+};
+
+Session& CurrentSession();
+void SetMode(Mode mode, Walk* walk, PyObject* recorder);
+
+// While one exists, the thread's calls pass on unmatched and unrecorded.
+class Suspended {
+ public:
+  Suspended() { ++CurrentSession().suspended; }
+  ~Suspended() { --CurrentSession().suspended; }
+};
+
+// Python objects that the native core needs; set once by terra_tf/native/__init__.py.
+struct PythonParts {
+  PyObject* fast_path_miss = nullptr;  // the exception class that sends gen ops to their slow path
+  PyObject* recover = nullptr;         // recover(iteration id): settles a failed iteration
+};
+PythonParts& Parts();
+
+// Sets the exception that sends a generated op wrapper to its slow path; returns null.
+PyObject* RaiseFastPathMiss();
+
+// Runs a call that the walk gave up on in whatever mode the fallback has left.
+PyObject* CallRecorded(PyObject* const* args, Py_ssize_t count, PyObject* original, CallKind call);
+
+// Tells the recorder that the program looked at a recorded value. False: exception set.
+bool NoteRecordedRead(const Placeholder& placeholder);
+
+// Waits for an output of an iteration that Python has left. False: exception set.
+bool WaitForClosed(Iteration& iteration, int output, tensorflow::Tensor* value);
+
+// Waits until every closed iteration has finished. False: exception set.
+bool SyncClosed();
+
+// The hook's type object; an instance is made with (kind, original).
+PyTypeObject* HookType();
+
+}  // namespace terra

@@ -1,0 +1,453 @@
+#include "walk.h"
+
+#include <chrono>
+#include <cstring>
+
+#include "session.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace terra {
+namespace {
+
+using tensorflow::Tensor;
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+bool SameShape(const Tensor& tensor, const std::vector<int64_t>& dims) {
+  if (tensor.dims() != static_cast<int>(dims.size())) return false;
+  for (int i = 0; i < tensor.dims(); ++i) {
+    if (tensor.dim_size(i) != dims[i]) return false;
+  }
+  return true;
+}
+
+bool SamePython(PyObject* expected, PyObject* x) {
+  if (expected == x) return true;
+  if (Py_TYPE(expected) != Py_TYPE(x)) return false;
+  if (PyFloat_CheckExact(x)) {  // by bits: -0.0 is not 0.0, and NaN is itself
+    const double a = PyFloat_AS_DOUBLE(expected), b = PyFloat_AS_DOUBLE(x);
+    return std::memcmp(&a, &b, sizeof a) == 0;
+  }
+  if (PyList_CheckExact(x) || PyTuple_CheckExact(x)) {  // item by item: [1] is not [True]
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(x);
+    if (PySequence_Fast_GET_SIZE(expected) != size) return false;
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (!SamePython(PySequence_Fast_GET_ITEM(expected, i), PySequence_Fast_GET_ITEM(x, i))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  const int equal = PyObject_RichCompareBool(expected, x, Py_EQ);
+  if (equal < 0) PyErr_Clear();  // e.g. an array without a single truth value: not the same
+  return equal == 1;
+}
+
+bool SameOp(PyObject* expected, PyObject* x) {
+  if (expected == x) return true;
+  if (PyUnicode_Check(x)) return PyUnicode_Compare(expected, x) == 0;
+  if (!PyBytes_Check(x)) return false;
+  return PyUnicode_CompareWithASCIIString(expected, PyBytes_AS_STRING(x)) == 0;
+}
+
+// Whether anyone but the walk can still reach a value that only the graph has.
+bool Kept(PyObject* tensor) {
+  if (AsPlaceholder(tensor) == nullptr) return false;
+  return Py_REFCNT(tensor) > 1 || HandleIsShared(tensor);
+}
+
+}  // namespace
+
+Walk::Walk(std::shared_ptr<Program> p, PyObject* on_fallback)
+    : iteration(Iteration::Make(p->num_slots, p->outputs)),
+      program(std::move(p)),
+      on_fallback_(on_fallback),
+      values_(program->outputs->size(), nullptr),
+      feeds_(program->num_feeds, nullptr) {
+  Py_INCREF(on_fallback_);
+  iteration->walk = this;
+}
+
+Walk::~Walk() {
+  if (iteration->walk == this) {  // left without an end: nothing of it may become visible
+    iteration->Cancel();
+    iteration->walk = nullptr;
+  }
+  for (PyObject* value : values_) Py_XDECREF(value);
+  for (PyObject* feed : feeds_) Py_XDECREF(feed);
+  Py_XDECREF(on_fallback_);
+}
+
+void Walk::Launch(GraphRunner* runner) {
+  std::vector<TFE_TensorHandle*> captures;
+  captures.reserve(program->captures.size());
+  for (TFE_TensorHandle* handle : program->captures) captures.push_back(RefHandle(handle));
+  runner->Launch(iteration, program->function, program->config, std::move(captures));
+  launched_ = true;
+}
+
+bool Walk::MatchFeed(int feed, const Arg& arg, PyObject* x) {
+  PyObject*& bound = feeds_[feed];
+  if (bound != nullptr) return bound == x;
+  TFE_TensorHandle* handle = EagerTensor_Handle(x);
+  if (Placeholder* other = AsPlaceholder(handle)) {
+    // A value of an earlier iteration that may not exist yet follows from slot to slot.
+    if (other->real == nullptr) {
+      const OutputSpec& spec = (*other->iteration->outputs)[other->output];
+      if (other->iteration == iteration || spec.fetch < 0 || !spec.static_shape ||
+          spec.dtype != arg.dtype || spec.dims != arg.dims) {
+        return false;
+      }
+      iteration->Follow(feed, other->iteration, spec.fetch);
+      Py_INCREF(x);
+      bound = x;
+      ++feeds_sent;
+      return true;
+    }
+    handle = other->real;
+  }
+  Tensor tensor;
+  if (!TensorFromHandle(handle, &tensor) || tensor.dtype() != arg.dtype ||
+      !SameShape(tensor, arg.dims)) {
+    return false;
+  }
+  Py_INCREF(x);
+  bound = x;
+  ++feeds_sent;
+  iteration->Set(feed, std::move(tensor));
+  return true;
+}
+
+bool Walk::MatchArg(const Arg& arg, PyObject* x) {
+  switch (arg.kind) {
+    case ArgKind::kOutput: {
+      if (values_[arg.index] == x) return arg.feed < 0 || MatchFeed(arg.feed, arg, x);
+      if (arg.feed >= 0) return false;
+      Placeholder* placeholder = AsPlaceholder(x);  // another tensor that shares the handle
+      return placeholder != nullptr && placeholder->iteration == iteration &&
+             placeholder->output == arg.index;
+    }
+    case ArgKind::kFeed:
+      return EagerTensor_CheckExact(x) && MatchFeed(arg.index, arg, x);
+    case ArgKind::kConstant: {
+      if (x == arg.object) return true;
+      if (!EagerTensor_CheckExact(x)) return false;
+      Tensor tensor;
+      if (!TensorFromHandle(EagerTensor_Handle(x), &tensor)) return false;
+      return tensor.dtype() == arg.dtype && SameShape(tensor, arg.dims) &&
+             std::memcmp(tensor.tensor_data().data(), arg.bytes.data(), arg.bytes.size()) == 0;
+    }
+    case ArgKind::kObject:
+      return x == arg.object;
+    case ArgKind::kPython:
+      return SamePython(arg.object, x);
+    case ArgKind::kPythonFeed: {
+      if (EagerTensor_CheckExact(x)) return false;
+      TFE_TensorHandle* handle = tensorflow::ConvertToEagerTensor(
+          Context(), x, static_cast<tensorflow::DataType>(arg.dtype), nullptr);
+      if (handle == nullptr) {
+        PyErr_Clear();
+        return false;
+      }
+      PyObject* tensor = EagerTensorFromHandle(handle, false);
+      const bool same = feeds_[arg.index] == nullptr && MatchFeed(arg.index, arg, tensor);
+      Py_DECREF(tensor);
+      return same;
+    }
+    case ArgKind::kList: {
+      if (!PyList_Check(x) && !PyTuple_Check(x)) return false;
+      if (PySequence_Fast_GET_SIZE(x) != static_cast<Py_ssize_t>(arg.items.size())) return false;
+      PyObject** items = PySequence_Fast_ITEMS(x);
+      for (size_t i = 0; i < arg.items.size(); ++i) {
+        if (!MatchArg(arg.items[i], items[i])) return false;
+      }
+      return true;
+    }
+  }
+  return false;
+}
+
+PyObject* Walk::Match(CallKind call, PyObject* const* args, Py_ssize_t count, PyObject* original,
+                      bool* matched) {
+  *matched = false;
+  if (cursor_ >= static_cast<int>(program->nodes.size())) return nullptr;
+  const Node& node = program->nodes[cursor_];
+  // FastPathExecute(ctx, op, name, args...); Execute(ctx, device, op, inputs, attrs, outputs).
+  const bool fast = call == CallKind::kFastPath;
+  if (node.call != call || !SameOp(node.op, args[fast ? 1 : 2])) return nullptr;
+  if (node.misses) {
+    *matched = true;
+    ++cursor_;
+    return RaiseFastPathMiss();
+  }
+  PyObject* const* rest = args + 3;
+  const Py_ssize_t expected = node.args.size();
+  if (fast ? count - 3 != expected : count - 3 < expected) return nullptr;
+  for (Py_ssize_t i = 0; i < expected; ++i) {
+    if (!MatchArg(node.args[i], rest[i])) return nullptr;
+  }
+  *matched = true;
+  if (node.in_place) return RunInPlace(node, args, count, original);
+  return Answer(node, rest, fast);
+}
+
+PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_gradient) {
+  PyObject* results = PyList_New(node.num_outputs);
+  for (int i = 0; i < node.num_outputs; ++i) {
+    PyObject* tensor = NewPlaceholder(iteration, node.first_output + i);
+    if (tensor == nullptr) {
+      Py_DECREF(results);
+      return nullptr;
+    }
+    Py_INCREF(tensor);
+    values_[node.first_output + i] = tensor;
+    PyList_SET_ITEM(results, i, tensor);
+  }
+  ++cursor_;
+  if (record_gradient && !RecordGradient(node, args, results)) {
+    Py_DECREF(results);
+    return nullptr;
+  }
+  if (node.result == ResultKind::kList) return results;
+  PyObject* result = Py_None;
+  if (node.result == ResultKind::kSingle) result = PyList_GET_ITEM(results, 0);
+  Py_INCREF(result);
+  Py_DECREF(results);
+  return result;
+}
+
+// What TFE_Py_FastPathExecute does for the active tapes after it has run an op. (After the slow
+// path, Python does it.)
+bool Walk::RecordGradient(const Node& node, PyObject* const* args, PyObject* results) {
+  if (node.gradient_attrs == nullptr) return true;
+  const Py_ssize_t size = PyTuple_GET_SIZE(node.gradient_inputs);
+  PyObject* inputs = PyTuple_New(size);
+  Py_ssize_t next = 0;
+  for (const Arg& arg : node.args) {
+    if (next == size) break;  // the rest are attributes
+    const bool list = arg.kind == ArgKind::kList;
+    const Py_ssize_t items = list ? arg.items.size() : 1;
+    for (Py_ssize_t i = 0; i < items && next < size; ++i) {
+      const Arg& item = list ? arg.items[i] : arg;
+      PyObject* passed = list ? PySequence_Fast_GET_ITEM(*args, i) : *args;
+      PyObject* input = EagerTensor_CheckExact(passed) ? passed
+                        : item.kind == ArgKind::kPythonFeed
+                            ? feeds_[item.index]
+                            : PyTuple_GET_ITEM(node.gradient_inputs, next);
+      Py_INCREF(input);
+      PyTuple_SET_ITEM(inputs, next++, input);
+    }
+    ++args;
+  }
+  PyObject* done = TFE_Py_RecordGradient(node.op, inputs, node.gradient_attrs, results, Py_None);
+  Py_DECREF(inputs);
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
+PyObject* Walk::RunInPlace(const Node& node, PyObject* const* args, Py_ssize_t count,
+                           PyObject* original) {
+  if (!MaterialiseAll(args + 3, count - 3)) return nullptr;
+  // Materialising may have ended in a fallback; then the call goes the recorder's way.
+  if (iteration->walk != this) return CallRecorded(args, count, original, node.call);
+  if (node.boundary >= 0) {
+    if (!PassBoundaries(node.boundary + 1)) {
+      if (PyErr_Occurred() || !Fallback("kept-tensor", -1)) return nullptr;
+      return CallRecorded(args, count, original, node.call);
+    }
+    bool interrupted = false;
+    Tensor unused;
+    const SlotState state =
+        WaitSlot(program->boundaries[node.boundary].done_slot, &unused, &interrupted);
+    if (interrupted) return nullptr;
+    if (state == SlotState::kFailed) {
+      if (!Fallback("op-error", -1)) return nullptr;
+      return CallRecorded(args, count, original, node.call);
+    }
+  }
+  PyObject* result;
+  {
+    Suspended suspended;  // what the op itself runs is not part of the trace
+    result = PyObject_Vectorcall(original, args, count, nullptr);
+  }
+  if (result == nullptr) return nullptr;
+  if (!KeepOutputs(node, result)) {
+    Py_DECREF(result);
+    return nullptr;
+  }
+  ++cursor_;
+  if (node.boundary >= 0) {
+    base_ = cursor_;
+    iteration->Set(program->boundaries[node.boundary].resume_slot, Tensor());
+  }
+  return result;
+}
+
+bool Walk::KeepOutputs(const Node& node, PyObject* result) {
+  const bool list = PyList_Check(result) || PyTuple_Check(result);
+  const Py_ssize_t size = result == Py_None ? 0 : list ? PySequence_Fast_GET_SIZE(result) : 1;
+  if (size != node.num_outputs) {
+    PyErr_Format(PyExc_RuntimeError, "%U returned %zd tensors, expected %d", node.op, size,
+                 node.num_outputs);
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* tensor = list ? PySequence_Fast_GET_ITEM(result, i) : result;
+    Py_INCREF(tensor);
+    values_[node.first_output + i] = tensor;
+  }
+  return true;
+}
+
+bool Walk::AllKeptAreFetched(int first_node, int end_node, int* output) {
+  for (int k = first_node; k < end_node; ++k) {
+    const Node& node = program->nodes[k];
+    if (node.in_place) continue;
+    for (int i = node.first_output; i < node.first_output + node.num_outputs; ++i) {
+      PyObject* tensor = values_[i];
+      if (tensor == nullptr || (*program->outputs)[i].fetch >= 0) continue;
+      if (!Kept(tensor)) continue;
+      *output = i;
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Walk::PassBoundaries(int count) {
+  while (passed_ < count) {
+    const Boundary& boundary = program->boundaries[passed_];
+    int output = -1;
+    if (cursor_ < boundary.end || !AllKeptAreFetched(0, boundary.end, &output)) return false;
+    iteration->Set(boundary.gate_slot, Tensor());
+    base_ = boundary.end;
+    ++passed_;
+  }
+  return true;
+}
+
+SlotState Walk::WaitSlot(int slot, Tensor* value, bool* interrupted) {
+  SlotState state = iteration->Peek(slot, value);
+  if (state != SlotState::kPending) return state;
+  const double start = Now();
+  do {
+    Py_BEGIN_ALLOW_THREADS;
+    state = iteration->Wait(slot, 50, value);
+    Py_END_ALLOW_THREADS;
+    if (PyErr_CheckSignals() != 0) *interrupted = true;
+  } while (state == SlotState::kPending && !*interrupted);
+  python_wait_seconds += Now() - start;
+  return state;
+}
+
+bool Walk::Read(int output, Tensor* value) {
+  const OutputSpec& spec = (*program->outputs)[output];
+  if (spec.fetch < 0) return Fallback("unexpected-read", output);
+  if (spec.gate > passed_ && !PassBoundaries(spec.gate)) return Fallback("early-read", output);
+  ++fetches_read;
+  bool interrupted = false;
+  const SlotState state = WaitSlot(spec.fetch, value, &interrupted);
+  if (interrupted) return false;
+  return state == SlotState::kReady || Fallback("op-error", output);
+}
+
+bool Walk::End() {
+  const int size = program->nodes.size();
+  if (cursor_ != size) {
+    Fallback("ended-early", -1);
+    return false;
+  }
+  int output = -1;
+  if (!AllKeptAreFetched(0, size, &output)) {
+    Fallback("kept-tensor", output);
+    return false;
+  }
+  // First closed, then opened: whoever waits for closed iterations must not overlook this one.
+  iteration->closed = true;
+  PassBoundaries(program->boundaries.size());
+  Close();
+  return true;
+}
+
+bool Walk::Fallback(const char* code, int output) {
+  Suspended suspended;
+  PyObject* done = PyObject_CallFunction(on_fallback_, "si", code, output);
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
+bool Walk::StopGraph() {
+  bool interrupted = false;
+  Tensor unused;
+  // What stands behind an opened gate is on its way: let it arrive, then stop the rest. If the
+  // graph has failed on its way there, only what was completed counts.
+  for (int i = 0; i < passed_; ++i) {
+    const SlotState state = WaitSlot(program->boundaries[i].done_slot, &unused, &interrupted);
+    if (interrupted) return false;
+    if (state == SlotState::kReady) continue;
+    base_ = i == 0 ? 0 : program->boundaries[i - 1].end;
+    passed_ = i;
+  }
+  for (int k = 0; k < base_; ++k) {
+    const Node& node = program->nodes[k];
+    for (int i = node.first_output; i < node.first_output + node.num_outputs; ++i) {
+      if (values_[i] == nullptr || !Kept(values_[i]) || FetchInto(i)) continue;
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "a kept tensor was not computed");
+      return false;
+    }
+  }
+  iteration->Cancel();
+  while (launched_) {
+    bool finished;
+    Py_BEGIN_ALLOW_THREADS;
+    finished = iteration->WaitFinished(50);
+    Py_END_ALLOW_THREADS;
+    if (finished) break;
+  }
+  return true;
+}
+
+bool Walk::FetchInto(int output) {
+  const OutputSpec& spec = (*program->outputs)[output];
+  if (AsPlaceholder(values_[output]) == nullptr) return true;
+  if (spec.fetch < 0 || spec.gate > passed_) return false;
+  Tensor value;
+  bool interrupted = false;
+  if (WaitSlot(spec.fetch, &value, &interrupted) != SlotState::kReady) return false;
+  TFE_TensorHandle* real = HandleFromTensor(value);
+  Settle(values_[output], real);
+  TFE_DeleteTensorHandle(real);
+  return true;
+}
+
+void Walk::Close() {
+  iteration->walk = nullptr;
+  Py_CLEAR(on_fallback_);
+  for (const Node& node : program->nodes) {
+    if (node.in_place) continue;  // a late replay cannot make these again
+    for (int i = node.first_output; i < node.first_output + node.num_outputs; ++i) {
+      if (values_[i] != nullptr && Py_REFCNT(values_[i]) == 1) Py_CLEAR(values_[i]);
+    }
+  }
+}
+
+bool Walk::WaitChecked() {
+  if (program->checked_slot < 0) return true;
+  Tensor unused;
+  bool interrupted = false;
+  WaitSlot(program->checked_slot, &unused, &interrupted);
+  return !interrupted;
+}
+
+void Walk::set_value(int output, PyObject* tensor) {
+  if (values_[output] != nullptr) Settle(values_[output], EagerTensor_Handle(tensor));
+}
+
+void Walk::Release() {
+  for (PyObject*& value : values_) Py_CLEAR(value);
+  for (PyObject*& feed : feeds_) Py_CLEAR(feed);
+}
+
+}  // namespace terra

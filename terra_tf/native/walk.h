@@ -1,0 +1,77 @@
+// The Walk: the PythonRunner's native half during one co-executed iteration.
+//
+// It checks each op call of the user's program against the Program, answers it with placeholders,
+// feeds what comes from outside, opens gates, and waits for what the program looks at. When the
+// program does anything else it calls `on_fallback` (terra_tf/runners), which replays the validated
+// ops eagerly and leaves every placeholder a plain tensor. All members need the GIL.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "graph_runner.h"
+#include "placeholder.h"
+#include "program.h"
+
+namespace terra {
+
+class Walk {
+ public:
+  Walk(std::shared_ptr<Program> program, PyObject* on_fallback);
+  ~Walk();
+
+  void Launch(GraphRunner* runner);
+
+  // One hooked call. `*matched` says whether it was the expected one; then the return value is the
+  // call's result (null: a Python exception is set).
+  PyObject* Match(CallKind call, PyObject* const* args, Py_ssize_t count, PyObject* original,
+                  bool* matched);
+  // The value of an output that something looks at. False with a Python exception; true without
+  // `value` filled when a fallback has settled the placeholder.
+  bool Read(int output, tensorflow::Tensor* value);
+  // The program has ended. True when all went as recorded, and then every gate is open.
+  bool End();
+  // Calls `on_fallback(code, output)`; false with a Python exception set.
+  bool Fallback(const char* code, int output);
+
+  // --- for the fallback ---
+  // Ends the graph after the boundaries that have been passed are complete, keeping what they hold.
+  bool StopGraph();
+  void Close();  // no reads come here any more; drops placeholders that nobody else holds
+  // Waits until all ops that may fail by value have succeeded, or the graph has ended.
+  bool WaitChecked();
+  int cursor() const { return cursor_; }
+  int base() const { return base_; }
+  PyObject* value(int output) const { return values_[output]; }  // borrowed, may be null
+  PyObject* feed(int index) const { return feeds_[index]; }
+  void set_value(int output, PyObject* tensor);
+  void Release();  // drops all values and feeds
+
+  const std::shared_ptr<Iteration> iteration;
+  const std::shared_ptr<Program> program;
+  double python_wait_seconds = 0;
+  int64_t feeds_sent = 0, fetches_read = 0;
+
+ private:
+  bool MatchArg(const Arg& arg, PyObject* x);
+  bool MatchFeed(int feed, const Arg& arg, PyObject* x);
+  PyObject* Answer(const Node& node, PyObject* const* args, bool record_gradient);
+  PyObject* RunInPlace(const Node& node, PyObject* const* args, Py_ssize_t count,
+                       PyObject* original);
+  bool KeepOutputs(const Node& node, PyObject* result);
+  bool RecordGradient(const Node& node, PyObject* const* args, PyObject* results);
+  // Opens the gates before `boundaries[count]` as far as that is allowed.
+  bool PassBoundaries(int count);
+  bool FetchInto(int output);  // settles a placeholder from its fetch
+  bool AllKeptAreFetched(int first_node, int end_node, int* output);
+  SlotState WaitSlot(int slot, tensorflow::Tensor* value, bool* interrupted);
+
+  PyObject* on_fallback_;
+  int cursor_ = 0;
+  int base_ = 0;    // nodes before it are settled for good: their effects are made
+  int passed_ = 0;  // boundaries passed
+  bool launched_ = false;
+  std::vector<PyObject*> values_;  // one strong reference per output made so far
+  std::vector<PyObject*> feeds_;
+};
+
+}  // namespace terra

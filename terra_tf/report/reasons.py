@@ -1,0 +1,100 @@
+"""Why iterations fell back: stable codes, as data.
+
+A code never changes its meaning; what a person reads about it is in REASONS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from terra_tf.tracing.location import Location
+from terra_tf.tracing.trace import Node
+
+REASONS: dict[str, tuple[str, str]] = {
+    "new-op": (
+        "the program called an op, or passed an argument, that no trace has at this place",
+        "normal at a branch, a new shape or a changed Python value; frequent ones cost speed",
+    ),
+    "unexpected-read": (
+        "the program looked at a value that no earlier iteration looked at",
+        "happens once for each value; the next graph hands it out",
+    ),
+    "early-read": (
+        "the program looked at a value earlier than before, while effects before it were held back",
+        "happens once for each value; the next graph has a boundary there",
+    ),
+    "kept-tensor": (
+        "the program kept a tensor that earlier iterations dropped",
+        "happens once for each tensor; the next graph hands it out",
+    ),
+    "ended-early": (
+        "the step ended before the ops that the trace goes on with",
+        "normal for an early return or a shorter loop; frequent ones cost speed",
+    ),
+    "exception": (
+        "your program raised an exception inside the step",
+        "nothing to do: the step's state is what eager would have",
+    ),
+    "op-error": (
+        "an op failed in the graph; it was run again eagerly to raise its error",
+        "see the error that was raised",
+    ),
+}
+"""Code -> (what happened, what to think of it)."""
+
+
+@dataclasses.dataclass
+class Fallback:
+    """One place where iterations left the graph.
+
+    Attributes:
+      code: key of REASONS.
+      expected: the node that the trace has there, or None at its end.
+      location: the user's line at which it happened.
+      actual: the node that came instead, once known.
+      count: how often.
+    """
+
+    code: str
+    expected: Node | None
+    location: Location
+    actual: Node | None = None
+    count: int = 1
+
+    def same_place(self, other: Fallback) -> bool:
+        return (self.code, self.location) == (other.code, other.location)
+
+    def __str__(self) -> str:
+        text = f"{self.code} at {self.location}: {REASONS[self.code][0]}"
+        if self.code in ("new-op", "ended-early"):
+            was = f"{self.expected.op} at {self.expected.location}" if self.expected else "the end"
+            now = f"{self.actual.op} at {self.actual.location}" if self.actual else "the end"
+            text += f" (expected {was}; came {now})"
+        return text
+
+
+class FallbackLog:
+    """Fallbacks of a step, by place, oldest first; bounded."""
+
+    _LIMIT = 50
+
+    def __init__(self) -> None:
+        self.places: list[Fallback] = []
+        self._last: Fallback | None = None
+
+    def add(self, fallback: Fallback) -> bool:
+        """Counts a fallback; returns whether its place is new."""
+        for known in self.places:
+            if known.same_place(fallback):
+                known.count += 1
+                self._last = known
+                return False
+        self._last = fallback
+        if len(self.places) < self._LIMIT:
+            self.places.append(fallback)
+        return True
+
+    def complete_last(self, actual: Node) -> None:
+        """Says what came instead, now that the iteration has been recorded."""
+        if self._last is not None and self._last.actual is None:
+            self._last.actual = actual

@@ -1,0 +1,70 @@
+"""Fallback: brings a co-executed iteration to the state that eager would have, exactly.
+
+The graph is stopped. What stood behind an opened gate has been made and stays; everything after the
+last passed boundary is executed again, eagerly and in program order, effects included. Ops that ran
+in place are not repeated. Then every placeholder that Python still holds becomes a plain tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from terra_tf import tensorflow_internals
+from terra_tf.generation.generated import GeneratedGraph
+from terra_tf.tracegraph.sequence import Sequence
+from terra_tf.tracing.effects import runs_in_place
+from terra_tf.tracing.trace import Kind, Node, Output, Outside
+
+
+class Replay:
+    """Executes the validated part of a walk eagerly."""
+
+    def __init__(self, walk: Any, sequence: Sequence, graph: GeneratedGraph):
+        """Prepares a replay of `walk`, which went along `sequence` with `graph`."""
+        self._walk = walk
+        self._trace = sequence.trace
+        self._graph = graph
+        self._made: dict[int, tf.Tensor] = {}
+
+    def run(self) -> None:
+        """Replays from the walk's base to its cursor.
+
+        Raises:
+          tf.errors.OpError: what eager would have raised at an op; the message names its line.
+        """
+        for k in range(self._walk.base, self._walk.cursor):
+            node = self._trace.nodes[k]
+            if node.misses or runs_in_place(self._graph.plan.effects[k]):
+                continue
+            for output, tensor in zip(node.outputs, self._execute(node), strict=True):
+                self._made[output] = tensor
+                self._walk.settle(output, tensor)
+
+    def _execute(self, node: Node) -> list[tf.Tensor]:
+        inputs = [self._input(source) for source in node.inputs]
+        try:
+            return tensorflow_internals.execute_raw(node.op, inputs, node.attrs, node.num_outputs)
+        except Exception as error:
+            raise located_error(error, node) from None
+
+    def _input(self, source: Output | Outside) -> tf.Tensor:
+        if isinstance(source, Output):
+            made = self._made.get(source.index)
+            return self._walk.value(source.index) if made is None else made
+        external = self._trace.externals[source.index]
+        if external.kind is Kind.RESOURCE:
+            return external.tensor
+        feed = self._graph.slots.external_feeds.get(source.index)
+        return external.tensor if feed is None else self._walk.feed(feed)
+
+
+def located_error(error: Exception, node: Node) -> Exception:
+    """The public exception for a failed op, naming the user's line."""
+    public = tensorflow_internals.status_error(error)
+    if not isinstance(public, tf.errors.OpError):
+        return public
+    lines = [f'  File "{file}", line {line}, in {name}' for file, line, name in node.location.frames]
+    where = "\n".join(["", f"The op {node.op} was called at (innermost line first):", *lines])
+    return type(public)(public.node_def, public.op, public.message + where)

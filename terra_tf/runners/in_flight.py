@@ -1,0 +1,86 @@
+"""Iterations that Python has left while their graph still runs.
+
+They are kept until their graph has ended, because an error in the graph is answered by replaying
+the iteration eagerly, and that needs what was fed to it. Iterations are recovered in the order in
+which they were launched, so that each replay starts from the state it should.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from terra_tf import native
+
+if TYPE_CHECKING:
+    from terra_tf.runners.iteration import CoExecutedIteration
+
+_lock = threading.RLock()
+_iterations: list[CoExecutedIteration] = []
+_recovering = threading.local()
+
+
+def add(iteration: CoExecutedIteration) -> None:
+    """Keeps an iteration until its graph has ended."""
+    with _lock:
+        _iterations.append(iteration)
+
+
+def settle_finished(lead: int) -> None:
+    """Makes sure that a new iteration may start.
+
+    Waits until no op that may fail by value is outstanding and at most `lead` graphs are unfinished.
+
+    Raises:
+      tf.errors.OpError: an op of an earlier iteration failed.
+    """
+    with _lock:
+        waiting = list(_iterations)
+    for position, iteration in enumerate(waiting):
+        iteration.walk.wait_checked()
+        if len(waiting) - position > lead:
+            while not iteration.walk.wait_finished(50):
+                pass
+    drop_finished()
+
+
+def drop_finished() -> None:
+    """Forgets what has ended well; recovers what has failed."""
+    with _lock:
+        failed = any(iteration.walk.failed for iteration in _iterations)
+        if not failed:
+            _iterations[:] = [i for i in _iterations if not i.walk.finished]
+    if failed:
+        recover(-1)
+
+
+def recover(_: int) -> None:
+    """Replays, in order, all iterations whose graph failed.
+
+    Raises:
+      tf.errors.OpError: what eager would have raised.
+    """
+    if getattr(_recovering, "active", False):
+        return
+    _recovering.active = True
+    try:
+        while True:
+            with _lock:
+                iteration = next((i for i in _iterations if i.walk.failed), None)
+                if iteration is None:
+                    break
+                _iterations.remove(iteration)
+            native.core.mark_recovered()
+            iteration.recover()
+    finally:
+        _recovering.active = False
+
+
+def sync() -> None:
+    """Waits until every graph has ended.
+
+    Raises:
+      tf.errors.OpError: an op failed.
+    """
+    native.core.sync_closed()
+    drop_finished()

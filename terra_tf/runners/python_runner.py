@@ -1,0 +1,142 @@
+"""The PythonRunner: runs the iterations of one step in the mode that fits.
+
+An iteration is traced until its op sequence has been seen often enough, then co-executed; where it
+leaves the known sequence it falls back and is traced from there on. `begin` chooses; the iteration
+reports back through `learn`, `completed` and `aborted`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Sequence as Tensors
+from typing import Any
+
+from terra_tf import native
+from terra_tf.generation.generated import GeneratedGraph, generate
+from terra_tf.report import observers
+from terra_tf.report.counters import Counters
+from terra_tf.report.reasons import Fallback, FallbackLog
+from terra_tf.runners import in_flight
+from terra_tf.runners.iteration import CoExecutedIteration, EagerIteration, TracedIteration
+from terra_tf.runners.retreat import Retreat
+from terra_tf.settings import settings
+from terra_tf.tracegraph.graph import TraceGraph
+from terra_tf.tracegraph.sequence import Sequence
+from terra_tf.tracing.location import Location
+from terra_tf.tracing.trace import Node, Trace, first_difference
+
+Iteration = EagerIteration | TracedIteration | CoExecutedIteration
+_EAGER = EagerIteration()
+
+
+class PythonRunner:
+    """All that is known of one step, and the choice of how its next iteration runs."""
+
+    def __init__(self, name: str, *, max_graphs: int, exact: bool, on_new_trace: str):
+        """Makes the runner of a step; see `terra_tf.function` for the arguments."""
+        self.name = name
+        self.tracegraph = TraceGraph(max_graphs, settings.build_after)
+        self.counters = Counters()
+        self.fallbacks = FallbackLog()
+        self.retreat = Retreat()
+        self.options = ("eager" if exact else "fast", on_new_trace, max_graphs)
+        self._exact = exact
+        self._on_new_trace = on_new_trace
+
+    @property
+    def raises_on_new_trace(self) -> bool:
+        """Whether a fallback has to raise now."""
+        return self._on_new_trace == "error"
+
+    def begin(self, key: Hashable, arguments: Tensors[Any]) -> Iteration:
+        """Begins an iteration.
+
+        Args:
+          key: what is known beforehand of how the step was called; picks the sequence to expect.
+          arguments: tensors among the step's arguments.
+
+        Raises:
+          tf.errors.OpError: an op of an earlier iteration failed in its graph.
+        """
+        in_flight.settle_finished(settings.lead)
+        iteration = self._choose(key, arguments)
+        if iteration.mode != "coexecuted":
+            in_flight.sync()
+        if observers.active:
+            observers.notify(self.name, iteration.mode)
+        iteration.begin()
+        return iteration
+
+    def _choose(self, key: Hashable, arguments: Tensors[Any]) -> Iteration:
+        if self.retreat.stay_eager():
+            return _EAGER
+        sequence = self.tracegraph.expected(key)
+        if sequence is None or not self.tracegraph.ready(sequence):
+            return TracedIteration(self, key, arguments)
+        graph = sequence.graph or self._generate(sequence)
+        return CoExecutedIteration(self, key, arguments, sequence, graph)
+
+    def _generate(self, sequence: Sequence) -> GeneratedGraph:
+        graph = sequence.graph = generate(sequence, self.name, self._exact)
+        sequence.builds += 1
+        self.counters.graphs += 1
+        self.counters.build_seconds += graph.seconds
+        return graph
+
+    # --- reports of iterations ---
+
+    def completed(self, key: Hashable, sequence: Sequence, walk: Any) -> None:
+        """An iteration ran through as co-executed."""
+        self.counters.coexecuted += 1
+        self._count_walk(walk)
+        self.counters.ops_per_iteration = len(sequence.trace.nodes)
+        sequence.completed += 1
+        self.tracegraph.use(key, sequence)
+        self.retreat.ended(True)
+
+    def learn(
+        self, key: Hashable, trace: Trace, fallen_back: tuple[str, Sequence] | None = None
+    ) -> None:
+        """An iteration was traced, from its start or from a fallback on."""
+        if fallen_back is None:
+            self.counters.traced += 1
+        else:
+            self.counters.fallen_back += 1
+            self._complete_note(trace, fallen_back[1])
+        self.counters.ops_per_iteration = len(trace.nodes)
+        self.tracegraph.add(key, trace)
+        self.retreat.ended(False)
+
+    def aborted(self, code: str | None, sequence: Sequence) -> None:
+        """An exception of the user's program ended a co-executed iteration."""
+        self.counters.fallen_back += 1
+        self.retreat.ended(False)
+
+    def note_fallback(self, code: str, expected: Node | None, actual: Location) -> None:
+        """A fallback happens now."""
+        self.counters.fallback_reasons[code] = self.counters.fallback_reasons.get(code, 0) + 1
+        fallback = Fallback(code, expected, actual)
+        if self.fallbacks.add(fallback) and self._on_new_trace == "warn":
+            warnings.warn(f"{self.name}: {fallback}", RuntimeWarning, stacklevel=2)
+
+    def _complete_note(self, trace: Trace, sequence: Sequence) -> None:
+        position = first_difference(sequence.trace, trace)
+        if position is not None and position < len(trace.nodes):
+            self.fallbacks.complete_last(trace.nodes[position])
+
+    def _count_walk(self, walk: Any) -> None:
+        self.counters.feeds += walk.feeds_sent
+        self.counters.fetches += walk.fetches_read
+        self.counters.python_wait_seconds += walk.python_wait_seconds
+        self.counters.graph_wait_seconds += walk.graph_wait_seconds
+
+
+native_initialised = False
+
+
+def initialise() -> None:
+    """Readies the native core; before the first iteration of the process."""
+    global native_initialised
+    if not native_initialised:
+        native.initialise(in_flight.recover)
+        native_initialised = True

@@ -1,0 +1,39 @@
+"""What is known of an iteration before it runs: how its step was called.
+
+The key only picks which op sequence to expect. It holds shapes and dtypes of tensors and arrays and
+the values of flags, but not numbers, which differ from call to call without changing the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from terra_tf.tensorflow_internals import EagerTensor
+
+
+def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list[Any]]:
+    """The key of a call, and the tensors among its arguments."""
+    tensors: list[Any] = []
+    key = tuple([_key(value, tensors) for value in args])
+    if kwargs:
+        key += tuple([(name, _key(value, tensors)) for name, value in kwargs.items()])
+    return key, tensors
+
+
+def _key(value: Any, tensors: list[Any]) -> Hashable:
+    kind = type(value)
+    if kind is EagerTensor:
+        tensors.append(value)
+        return (value._datatype_enum(), value._shape_tuple())
+    if kind is tuple or kind is list:
+        return tuple([_key(item, tensors) for item in value])
+    if kind is dict:
+        return tuple([(name, _key(item, tensors)) for name, item in value.items()])
+    if kind is np.ndarray:
+        return (value.dtype.str, value.shape)
+    if kind is bool or value is None or kind is str:
+        return value
+    return kind

@@ -1,0 +1,35 @@
+"""Settings that hold for the whole process, read by the runners when a step is made or runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+
+@dataclasses.dataclass
+class Settings:
+    """Process-wide settings, changed by assigning to `terra_tf.settings`'s attributes.
+
+    Attributes:
+      disabled: run everything in plain eager mode (environment `TERRA_DISABLE=1`).
+      lead: how many iterations Python may be ahead of the graph (environment `TERRA_LEAD`); 0 makes
+        each call wait until the graph before it has ended.
+      constant_bytes: tensors from outside the step up to this size (in bytes) that never change are
+        baked into the graph behind a guard; larger ones are fed.
+      build_after: how many traces have to agree before a graph is generated.
+    """
+
+    disabled: bool = False
+    lead: int = 1
+    constant_bytes: int = 256
+    build_after: int = 2
+
+
+def _from_environment() -> Settings:
+    return Settings(
+        disabled=os.environ.get("TERRA_DISABLE", "") not in ("", "0"),
+        lead=int(os.environ.get("TERRA_LEAD", "1")),
+    )
+
+
+settings = _from_environment()

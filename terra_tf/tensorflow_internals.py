@@ -1,0 +1,182 @@
+"""The only module that touches TensorFlow's and Keras's private API.
+
+Everything else of `terra_tf` uses public names, the native core (whose own private symbols are in
+`native/tensorflow_private.h`), or the functions below. Each function states which private name it
+needs; `tests/test_tensorflow_internals.py` has a test for each, so that a new TensorFlow release
+shows at once which one it broke.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.function.polymorphism import function_type as function_type_lib
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context
+from tensorflow.python.eager import core as eager_core
+from tensorflow.python.eager.polymorphic_function import concrete_function
+from tensorflow.python.framework import func_graph as func_graph_lib
+from tensorflow.python.framework import op_def_library, op_def_registry, ops
+
+ENTRY_POINTS = ("TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable")
+"""The functions of `pywrap_tfe` through which Python executes eager ops."""
+
+FastPathMiss = eager_core._FallbackException
+"""Raised by the fast path to send a generated op wrapper to its slow path."""
+
+EagerTensor = ops.EagerTensor
+
+
+def entry_point(name: str) -> Callable[..., Any]:
+    """What `pywrap_tfe.<name>` is at present."""
+    return getattr(pywrap_tfe, name)
+
+
+def replace_entry_point(name: str, replacement: Callable[..., Any]) -> None:
+    """Makes TensorFlow's generated op wrappers call `replacement`."""
+    setattr(pywrap_tfe, name, replacement)
+
+
+def context_capsule() -> Any:
+    """The eager context's `TFE_Context*`, as a capsule; initialises the context."""
+    eager = context.context()
+    eager.ensure_initialized()
+    return eager._handle
+
+
+def register_device(device: Any, name: str, info: Any) -> None:
+    """Registers a custom device described by two capsules."""
+    context.register_custom_device(device, name, info)
+
+
+def executing_eagerly() -> bool:
+    """Whether this thread runs eagerly now (not inside a graph or a `tf.function` trace)."""
+    return context.executing_eagerly()
+
+
+def add_op_callback(callback: Callable[..., Any]) -> None:
+    """Has `callback(op_type, inputs, attrs, outputs, name)` called after each op of this thread."""
+    context.context().add_op_callback(callback)
+
+
+def remove_op_callback(callback: Callable[..., Any]) -> None:
+    """Undoes `add_op_callback`."""
+    context.context().remove_op_callback(callback)
+
+
+@functools.lru_cache(maxsize=None)
+def op_def(op_type: str) -> Any:
+    """The OpDef of an op type, or None if it is not an op (the name of a function)."""
+    return op_def_registry.get(op_type)
+
+
+def execute_raw(
+    op_type: str, inputs: Sequence[tf.Tensor], attrs: Sequence[Any], num_outputs: int
+) -> list[tf.Tensor]:
+    """Executes an op eagerly, unseen by tapes and callbacks.
+
+    Args:
+      op_type: name of a registered op.
+      inputs: flat input tensors.
+      attrs: alternating names and values, as tapes and op callbacks get them.
+      num_outputs: flat number of outputs.
+    """
+    given = {}
+    for name, value in zip(attrs[::2], attrs[1::2], strict=True):
+        if value is not None:  # None stands for the op's default
+            given[name] = value
+    flat = tuple(item for pair in given.items() for item in pair)
+    handle = context.context()._handle
+    return pywrap_tfe.TFE_Py_Execute(handle, None, op_type, list(inputs), flat, num_outputs)
+
+
+def status_error(error: BaseException) -> Exception:
+    """The public `tf.errors` exception for what the raw execution raised."""
+    if not isinstance(error, eager_core._NotOkStatusException):
+        return error
+    return eager_core._status_to_exception(error)
+
+
+def create_graph_op(
+    graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor], attrs: dict[str, Any]
+) -> tf.Operation:
+    """Adds an op with flat inputs to a graph; `attrs` are Python values, None for the default."""
+    definition = op_def(op_type)
+    kinds = {attr.name: attr.type for attr in definition.attr}
+    values = {
+        name: op_def_library.value_to_attr_value(value, kinds[name], name)
+        for name, value in attrs.items()
+        if value is not None and name in kinds
+    }
+    return graph._create_op_internal(op_type, list(inputs), attrs=values, op_def=definition)
+
+
+def add_control_inputs(
+    graph: tf.Graph, operation: tf.Operation, inputs: Sequence[tf.Operation]
+) -> None:
+    """Makes an existing op of a graph wait for others."""
+    operation._add_control_inputs(list(inputs))
+
+
+def capture(graph: tf.Graph, tensor: tf.Tensor) -> tf.Tensor:
+    """The graph's own name for an outside tensor, which becomes one of its arguments."""
+    return graph.capture(tensor)
+
+
+class GeneratedFunction:
+    """A graph function built op by op, without automatic control dependencies.
+
+    Attributes:
+      concrete: the `tf.function` ConcreteFunction, for people to print and look at.
+      name: under which the eager context knows the function.
+      captures: outside tensors to be passed after the explicit arguments, in order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argument: tf.TensorSpec,
+        build: Callable[[tf.Graph, tf.Tensor], tf.Operation],
+    ):
+        """Builds the graph.
+
+        Args:
+          name: base of the function's name.
+          argument: spec of the only explicit argument.
+          build: called with the graph and the argument; returns the op at which the function ends.
+        """
+        last: list[tf.Operation] = []
+
+        def body(value: tf.Tensor) -> None:
+            last.append(build(tf.compat.v1.get_default_graph(), value))
+
+        graph = func_graph_lib.func_graph_from_py_func(
+            name, body, (), {}, signature=[argument], add_control_dependencies=False
+        )
+        graph.control_outputs = last
+        function_type = function_type_lib.from_structured_signature(
+            ((argument,), {}), None, graph.function_captures.capture_types
+        )
+        self.concrete = concrete_function.ConcreteFunction.from_func_graph(graph, function_type, {})
+        self.name = self.concrete._inference_function.name.decode()
+        self.captures = list(graph.external_captures)
+
+
+def function_config(exact: bool) -> bytes:
+    """A serialized ConfigProto for the generated function.
+
+    Args:
+      exact: keep Grappler's passes that change floating-point results off.
+    """
+    config = config_pb2.ConfigProto()
+    if exact:
+        rewrite = config.graph_options.rewrite_options
+        off = rewriter_config_pb2.RewriterConfig.OFF
+        rewrite.arithmetic_optimization = off
+        rewrite.constant_folding = off
+        rewrite.remapping = off
+    return config.SerializeToString(deterministic=True)

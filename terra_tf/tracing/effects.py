@@ -1,0 +1,122 @@
+"""What an op type does besides computing its outputs.
+
+This decides how a node takes part in co-execution: computed in the graph, computed there behind a
+gate, or run in place. Unknown stateful ops run in place behind a barrier, which is always right.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+
+from terra_tf import tensorflow_internals
+
+
+class Effect(enum.Enum):
+    """The effect of an op type."""
+
+    PURE = "pure"
+    READ = "reads a variable"
+    ASSIGN = "assigns a variable"  # the new value is computed early, only its commit is gated
+    WRITE = "writes variables in place"  # the whole op waits behind the gate
+    LOCAL = "in place"  # touches nothing that generated graphs touch
+    BARRIER = "in place, after all effects before it"
+
+
+READS = frozenset(
+    {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
+)
+ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+_WRITE_PREFIXES = ("ResourceApply", "ResourceSparseApply", "ResourceScatter")
+_WRITES = frozenset({"ResourceStridedSliceAssign"})
+_LOCAL_PREFIXES = (
+    "Random",
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "TruncatedNormal",
+    "Print",
+    "Iterator",
+    "AnonymousIterator",
+    "MakeIterator",
+    "DeleteIterator",
+    "OptionalGetValue",
+    "OptionalHasValue",
+    "WriteScalarSummary",
+    "WriteSummary",
+    "WriteHistogramSummary",
+    "WriteImageSummary",
+    "FlushSummaryWriter",
+    "SummaryWriter",
+    "CreateSummary",
+    "LookupTable",
+    "HashTable",
+    "MutableHashTable",
+    "AnonymousHashTable",
+    "AnonymousMutable",
+    "Queue",
+    "FIFOQueue",
+    "PaddingFIFOQueue",
+    "PriorityQueue",
+    "VarHandleOp",
+    "ReadFile",
+    "WriteFile",
+    "MatchingFiles",
+    "Timestamp",
+    "NonDeterministicInts",
+    "StatelessRandomGetKeyCounter",
+)
+
+
+@functools.lru_cache(maxsize=None)
+def effect_of(op: str) -> Effect:
+    """The effect of an op type; a name that is no op type is a function, which can do anything."""
+    definition = tensorflow_internals.op_def(op)
+    if definition is None:
+        return Effect.BARRIER
+    if op in READS:
+        return Effect.READ
+    if op in ASSIGNS:
+        return Effect.ASSIGN
+    if op.startswith(_WRITE_PREFIXES) or op in _WRITES:
+        return Effect.WRITE
+    if any(attr.type in ("func", "list(func)") for attr in definition.attr):
+        return Effect.LOCAL if "Dataset" in op else Effect.BARRIER
+    if "Dataset" in op:
+        return Effect.LOCAL
+    if not definition.is_stateful:
+        return Effect.PURE
+    return Effect.LOCAL if op.startswith(_LOCAL_PREFIXES) else Effect.BARRIER
+
+
+def runs_in_place(effect: Effect) -> bool:
+    """Whether such an op is executed eagerly where the program calls it."""
+    return effect in (Effect.LOCAL, Effect.BARRIER)
+
+
+# Ops that cannot fail for any values of their inputs once their shapes and dtypes are valid. What is
+# missing here only costs a control edge, so the list need not be complete.
+_INFALLIBLE = frozenset(
+    """
+    Abs Acos Acosh Add AddN AddV2 All Any ArgMax ArgMin Asin Asinh Atan Atan2 Atanh AvgPool
+    AvgPoolGrad BiasAdd BiasAddGrad BroadcastGradientArgs BroadcastTo Cast Ceil ClipByValue Concat
+    ConcatV2 Const Conv2D Conv2DBackpropFilter Conv2DBackpropInput Cos Cosh Cumsum Cumprod
+    DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Div
+    DivNoNan Einsum Elu EluGrad Equal Erf Erfc Exp ExpandDims Expm1 Fill Floor FusedBatchNormV3
+    FusedBatchNormGradV3 Greater GreaterEqual Identity IdentityN InvGrad IsFinite IsInf IsNan L2Loss
+    LeakyRelu LeakyReluGrad Less LessEqual Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul
+    BatchMatMulV2 Max MaxPool MaxPoolGrad Maximum Mean Min Minimum Mul MulNoNan Neg NoOp NotEqual
+    OneHot OnesLike Pack Pad PadV2 Pow Prod Range Rank RealDiv Reciprocal ReciprocalGrad Relu Relu6
+    Relu6Grad ReluGrad Reshape ResizeBilinear ReverseV2 Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu
+    SeluGrad Shape ShapeN Sigmoid SigmoidGrad Sign Sin Sinh Size Slice Softmax
+    SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign SoftsignGrad Split SplitV Sqrt SqrtGrad
+    Square SquaredDifference Squeeze StopGradient StridedSlice StridedSliceGrad StatelessRandomNormalV2
+    StatelessRandomUniformV2 StatelessRandomUniformIntV2 StatelessTruncatedNormalV2 Sub Sum Tan Tanh
+    TanhGrad Tile TopKV2 Transpose Unpack Xdivy Xlog1py Xlogy ZerosLike ReadVariableOp VariableShape
+    VarIsInitializedOp
+    """.split()
+)
+
+
+def may_fail(op: str) -> bool:
+    """Whether the op may raise depending on values."""
+    return op not in _INFALLIBLE

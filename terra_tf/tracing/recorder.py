@@ -1,0 +1,275 @@
+"""Records an iteration that runs in plain eager mode.
+
+The native hooks call `on_call`, `on_miss` and `on_error` after each op call and `on_read` when the
+program looks at a value; TensorFlow's op callbacks add what the call itself does not show: complete
+attributes and inputs after conversion. The recorder holds no tensor of the program alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from terra_tf import native, tensorflow_internals
+from terra_tf.settings import settings
+from terra_tf.tensorflow_internals import EagerTensor
+from terra_tf.tracing.effects import Effect, effect_of, runs_in_place
+from terra_tf.tracing.location import user_location
+from terra_tf.tracing.trace import (
+    Arg,
+    Call,
+    External,
+    Items,
+    Kind,
+    Node,
+    Output,
+    OutputInfo,
+    Outside,
+    Python,
+    Read,
+    Result,
+    Trace,
+)
+
+_RESOURCE, _VARIANT, _STRING = 20, 21, 7
+_UNSIZED = frozenset({_RESOURCE, _VARIANT, _STRING})
+EAGER_CONST = "_EagerConst"
+
+
+class Recorder:
+    """Fills one Trace. Enter it with `start`, leave it with `finish` or `abandon`."""
+
+    def __init__(self, arguments: Sequence[Any] = (), prefix: Trace | None = None):
+        """Makes a recorder.
+
+        Args:
+          arguments: tensors that were passed to the step; they are always fed.
+          prefix: what the iteration has done already, when it begins as a co-executed one.
+        """
+        self.trace = prefix if prefix is not None else Trace()
+        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}  # id(tensor) -> output, the tensor
+        self._externals: dict[int, int] = {}  # id(tensor) -> external, for those held in _held
+        self._held: list[Any] = []
+        self._arguments = {id(tensor) for tensor in arguments}
+        self._seen: list[tuple[Any, ...]] = []  # op callbacks of the call in progress
+        self._callback = self._on_op  # one object, so that it can be removed again
+        self._effects_seen = prefix is not None
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Begins to record this thread."""
+        tensorflow_internals.add_op_callback(self._callback)
+        native.core.enter_record(self)
+
+    def _stop(self) -> None:
+        native.core.enter_plain()
+        tensorflow_internals.remove_op_callback(self._callback)
+
+    def finish(self) -> Trace:
+        """Ends the recording; the tensors that the program kept become plain ones."""
+        self.trace.kept[len(self.trace.nodes)] = self._kept_now()
+        self.abandon()
+        return self.trace
+
+    def abandon(self) -> None:
+        """Ends the recording without a trace."""
+        self._stop()
+        for _, reference in list(self._alive.values()):
+            tensor = reference()
+            if tensor is not None:
+                native.core.materialise(tensor)
+        self._alive.clear()
+        self._held.clear()
+
+    def adopt_output(self, tensor: Any, output: int) -> None:
+        """Makes a tensor known that an earlier node of the prefix has made."""
+        self._remember(tensor, output)
+
+    def adopt_external(self, tensor: Any, index: int) -> None:
+        """Makes a tensor known that was external number `index` of the prefix."""
+        self._externals[id(tensor)] = index
+        self._held.append(tensor)
+
+    # --- called by the native hooks ---
+
+    def on_call(self, call: int, args: tuple[Any, ...], result: Any) -> int:
+        """Adds the node of a call that succeeded; returns the number of its first output."""
+        op = _op_name(args[1 if call == Call.FAST_PATH else 2])
+        seen, self._seen = self._seen, []
+        if op == EAGER_CONST:
+            return -1
+        returned = _as_list(result)
+        if call == Call.FAST_PATH:
+            node = self._fast_path_node(op, args, seen, returned)
+        else:
+            node = self._execute_node(op, Call(call), args)
+        node.first_output = len(self.trace.outputs)
+        node.num_outputs = len(returned)
+        node.result = _result_kind(result)
+        node.location = user_location()
+        effect = effect_of(op)
+        if runs_in_place(effect):
+            self._note_kept()
+        self._effects_seen |= effect is not Effect.PURE
+        self.trace.nodes.append(node)
+        for i, tensor in enumerate(returned):
+            self.trace.outputs.append(OutputInfo(*_dtype_and_shape(tensor)))
+            self._remember(tensor, node.first_output + i)
+        return node.first_output
+
+    def on_miss(self, call: int, args: tuple[Any, ...], _: None) -> int:
+        """Notes that the fast path refused a call."""
+        self._seen = []
+        self.trace.nodes.append(
+            Node(
+                op=_op_name(args[1]),
+                call=Call(call),
+                args=(),
+                inputs=(),
+                attrs=(),
+                first_output=len(self.trace.outputs),
+                num_outputs=0,
+                result=Result.NONE,
+                misses=True,
+                location=user_location(),
+            )
+        )
+        return -1
+
+    def on_error(self, call: int, args: tuple[Any, ...], _: None) -> int:
+        """A call failed: nothing was made, so nothing is added."""
+        self._seen = []
+        return -1
+
+    def on_read(self, output: int) -> None:
+        """Notes the first look at a value."""
+        if output not in self.trace.reads:
+            if self._effects_seen:  # else nothing can have become visible
+                self._note_kept()
+            self.trace.reads[output] = Read(output, len(self.trace.nodes), user_location())
+
+    def _on_op(self, *seen: Any) -> None:
+        self._seen.append(seen)
+
+    # --- nodes ---
+
+    def _fast_path_node(
+        self, op: str, args: tuple[Any, ...], seen: list[tuple[Any, ...]], returned: list[Any]
+    ) -> Node:
+        definition = tensorflow_internals.op_def(op)
+        if definition is None:  # one of our own marks
+            return Node(op, Call.FAST_PATH, (), (), (), 0, 0, Result.NONE)
+        # Nested ops of the call (a Python function's body) are seen first, so ours is the last one.
+        _, inputs, attrs, _, *_ = next(s for s in reversed(seen) if _op_name(s[0]) == op)
+        rest = args[3:]
+        count = len(definition.input_arg)
+        flat = iter(inputs)
+        spec: list[Arg] = []
+        sources: list[Output | Outside] = []
+        for position, value in enumerate(rest):
+            if position >= count:
+                spec.append(Python(value))
+            elif isinstance(value, (list, tuple)) and _is_list_arg(definition.input_arg[position]):
+                items = tuple(self._source(x, next(flat)) for x in value)
+                spec.append(Items(items))
+                sources.extend(items)
+            else:
+                source = self._source(value, next(flat))
+                spec.append(source)
+                sources.append(source)
+        return Node(op, Call.FAST_PATH, tuple(spec), tuple(sources), tuple(attrs), 0, 0, Result.NONE)
+
+    def _execute_node(self, op: str, call: Call, args: tuple[Any, ...]) -> Node:
+        inputs, attrs = args[3], args[4]
+        sources = tuple(self._source(x, x) for x in inputs)
+        spec = (Items(sources), Python(attrs))
+        return Node(op, call, spec, sources, tuple(attrs or ()), 0, 0, Result.NONE)
+
+    def _source(self, passed: Any, tensor: Any) -> Output | Outside:
+        """Names an op input: `passed` is what the program gave, `tensor` what the op got."""
+        if type(passed) is not EagerTensor:
+            return self._new_external(
+                External(Kind.NUMBER, *_dtype_and_shape(tensor), tensor, passed, _content(tensor))
+            )
+        known = self._alive.get(id(passed))
+        if known is not None:
+            return Output(known[0])
+        shared = native.core.recorded_output(passed)
+        if shared >= 0:
+            return Output(shared)
+        if id(passed) in self._externals:
+            return Outside(self._externals[id(passed)])
+        dtype, shape = _dtype_and_shape(passed)
+        if dtype == _RESOURCE:
+            external = External(Kind.RESOURCE, dtype, shape, passed, passed)
+        elif self._is_small(passed, dtype, shape):
+            external = External(Kind.SMALL, dtype, shape, passed, passed, _content(passed))
+            return self._new_external(external)
+        else:
+            external = External(Kind.TENSOR, dtype, shape)
+        source = self._new_external(external)
+        self._externals[id(passed)] = source.index
+        self._held.append(passed)
+        return source
+
+    def _is_small(self, tensor: Any, dtype: int, shape: tuple[int, ...]) -> bool:
+        if dtype in _UNSIZED or id(tensor) in self._arguments:
+            return False
+        return tensor.dtype.size * int(np.prod(shape, dtype=np.int64)) <= settings.constant_bytes
+
+    def _new_external(self, external: External) -> Outside:
+        self.trace.externals.append(external)
+        return Outside(len(self.trace.externals) - 1)
+
+    # --- what the program keeps ---
+
+    def _remember(self, tensor: Any, output: int) -> None:
+        key = id(tensor)
+        alive = self._alive
+
+        def forget(_: Any) -> None:
+            alive.pop(key, None)
+
+        alive[key] = (output, weakref.ref(tensor, forget))
+
+    def _kept_now(self) -> frozenset[int]:
+        return frozenset(output for output, _ in self._alive.values())
+
+    def _note_kept(self) -> None:
+        position = len(self.trace.nodes)
+        known = self.trace.kept.get(position, frozenset())
+        self.trace.kept[position] = known | self._kept_now()
+
+
+def _op_name(op: Any) -> str:
+    return op.decode() if isinstance(op, bytes) else op
+
+
+def _is_list_arg(arg: Any) -> bool:
+    return bool(arg.number_attr or arg.type_list_attr)
+
+
+def _as_list(result: Any) -> list[Any]:
+    if result is None:
+        return []
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def _result_kind(result: Any) -> Result:
+    if result is None:
+        return Result.NONE
+    return Result.LIST if isinstance(result, (list, tuple)) else Result.SINGLE
+
+
+def _dtype_and_shape(tensor: Any) -> tuple[int, tuple[int, ...]]:
+    return tensor.dtype.as_datatype_enum, tuple(tensor.shape)
+
+
+def _content(tensor: Any) -> bytes:
+    if tensor.dtype.as_datatype_enum in _UNSIZED:
+        return b""
+    return np.asarray(tensor.numpy()).tobytes()
