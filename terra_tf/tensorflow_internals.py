@@ -30,6 +30,8 @@ FastPathMiss = eager_core._FallbackException
 
 EagerTensor = ops.EagerTensor
 
+_CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+
 
 def entry_point(name: str) -> Callable[..., Any]:
     """What `pywrap_tfe.<name>` is at present."""
@@ -39,6 +41,30 @@ def entry_point(name: str) -> Callable[..., Any]:
 def replace_entry_point(name: str, replacement: Callable[..., Any]) -> None:
     """Makes TensorFlow's generated op wrappers call `replacement`."""
     setattr(pywrap_tfe, name, replacement)
+
+
+def install_tensor_views(
+    is_placeholder: Callable[[Any], bool], materialise: Callable[[Any], None]
+) -> None:
+    """Makes a placeholder look like any tensor where TensorFlow would look behind it.
+
+    Where a tensor lives is answered without waiting for its value; a DLPack capsule, which shows the
+    memory itself, first gets the value.
+    """
+    for name in ("device", "backing_device"):
+        original = EagerTensor.__dict__[name]
+
+        def where(tensor: Any, _original: Any = original) -> str:
+            return _CPU if is_placeholder(tensor) else _original.__get__(tensor)
+
+        setattr(EagerTensor, name, property(where, doc=original.__doc__))
+    to_capsule = pywrap_tfe.TFE_ToDlpackCapsule
+
+    def to_dlpack_capsule(tensor: Any) -> Any:
+        materialise(tensor)
+        return to_capsule(tensor)
+
+    pywrap_tfe.TFE_ToDlpackCapsule = to_dlpack_capsule
 
 
 def context_capsule() -> Any:

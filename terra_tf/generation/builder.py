@@ -20,6 +20,9 @@ from terra_tf.tracing.effects import Effect, may_fail, runs_in_place
 from terra_tf.tracing.trace import Kind, Node, Output, Outside
 
 
+_SMALL = 32  # elements of a tensor that is a shape or part of one
+
+
 @dataclasses.dataclass
 class _Variable:
     """What the graph knows of a variable at one point of the program."""
@@ -50,6 +53,7 @@ class GraphBuilder:
         self.tensors: dict[int, tf.Tensor] = {}  # output -> graph tensor
         self._externals: dict[int, tf.Tensor] = {}
         self._variables: dict[int, _Variable] = {}
+        self.known: dict[int, tf.Tensor] = {}  # output -> its value, where it is certain
         self._ends: list[tf.Operation] = []  # what the function has to run to its end
         self._all_fallible: list[tf.Operation] = []
         self._untouched: tf.Operation | None = None  # what a variable's first access comes after
@@ -110,9 +114,24 @@ class GraphBuilder:
         self.tensors[output] = tensor
         known = tensor.shape.is_fully_defined() and output not in self._sequence.dynamic
         self.static[output] = known and tuple(tensor.shape) == self._trace.outputs[output].shape
+        if self._value_is_certain(output, tensor):
+            return
         # Whoever asks for a shape that only the graph knows has to get it from the value.
         if output in self._plan.fetched or not self.static[output]:
             self._fetch(output, tensor)
+
+    def _value_is_certain(self, output: int, tensor: tf.Tensor) -> bool:
+        """Whether a shape computation needs no graph, since gradient code looks at those a lot."""
+        if not self.static[output] or not tensor.dtype.is_integer or tensor.shape.rank > 1:
+            return False
+        if tensor.shape.num_elements() > _SMALL or tensor.op.type == "TerraFeed":
+            return False
+        value = tf.get_static_value(tensor)
+        if value is None:
+            return False
+        with tf.init_scope():
+            self.known[output] = tf.constant(value, tensor.dtype)
+        return True
 
     def _fetch(self, output: int, tensor: tf.Tensor) -> None:
         slot = self._slots.fetch(output)

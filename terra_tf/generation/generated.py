@@ -51,7 +51,7 @@ def generate(sequence: Sequence, name: str, exact: bool = True) -> GeneratedGrap
         f"terra_{name}", tf.TensorSpec([], tf.int64), builder.build
     )
     config = tensorflow_internals.function_config(exact)
-    writer = ProgramWriter(sequence, plan, slots, builder.static)
+    writer = ProgramWriter(sequence, plan, slots, builder)
     program = writer.write(function.name, config, function.captures)
     seconds = time.perf_counter() - start
     return GeneratedGraph(function.concrete, program, plan, slots, seconds)

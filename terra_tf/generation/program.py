@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from terra_tf import native
+from terra_tf.generation.builder import GraphBuilder
 from terra_tf.generation.plan import Plan
 from terra_tf.generation.slots import Slots
 from terra_tf.tracegraph.sequence import Sequence
@@ -23,7 +26,8 @@ from terra_tf.tracing.trace import (
 )
 
 # ArgKind of native/program.h.
-_OUTPUT, _FEED, _CONSTANT, _OBJECT, _PYTHON, _PYTHON_FEED, _LIST = range(7)
+_OUTPUT, _FEED, _CONSTANT, _OBJECT, _PYTHON, _PYTHON_FEED, _LIST, _ARRAY = range(8)
+_SCALARS = (int, float, bool, complex, str, bytes, np.generic)
 
 ArgSpec = tuple[int, int, Any, int, int, tuple[int, ...], bytes, tuple[Any, ...]]
 
@@ -32,7 +36,7 @@ class ProgramWriter:
     """Makes the Program of one sequence."""
 
     def __init__(
-        self, sequence: Sequence, plan: Plan, slots: Slots, static: dict[int, bool]
+        self, sequence: Sequence, plan: Plan, slots: Slots, builder: GraphBuilder
     ) -> None:
         """Prepares the writing.
 
@@ -40,13 +44,14 @@ class ProgramWriter:
           sequence: what is expected of the user's program.
           plan: how it is co-executed.
           slots: numbering that the graph was built with.
-          static: per output of the graph, whether its recorded shape is certain.
+          builder: what built the graph; knows shapes and values that are certain.
         """
         self._sequence = sequence
         self._trace = sequence.trace
         self._plan = plan
         self._slots = slots
-        self._static = static
+        self._static = builder.static
+        self._known = builder.known
 
     def write(self, function: str, config: bytes, captures: list[Any]) -> Any:
         """The native Program for a function of that name, config and captured handles."""
@@ -78,6 +83,7 @@ class ProgramWriter:
             list(info.shape),
             self._slots.fetches.get(output, -1),
             self._plan.gate[output],
+            self._known.get(output),
         )
 
     def _add_node(self, program: Any, k: int, node: Node) -> None:
@@ -131,6 +137,8 @@ class ProgramWriter:
             kind = _PYTHON_FEED if external.kind is Kind.NUMBER else _FEED
             feed = self._slots.feed_of_external(index)
             return (kind, feed, external.value, -1, external.dtype, shape, b"", ())
+        if external.kind is Kind.NUMBER and not isinstance(external.value, _SCALARS):
+            return (_ARRAY, -1, None, -1, external.dtype, shape, external.content, ())
         if external.kind is Kind.NUMBER:
             return (_PYTHON, -1, external.value, -1, external.dtype, shape, b"", ())
         return (_CONSTANT, -1, external.tensor, -1, external.dtype, shape, external.content, ())

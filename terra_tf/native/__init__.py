@@ -57,10 +57,11 @@ def initialise(recover: Callable[[int], None]) -> None:
         if core.find_handle_offset(tf.constant(0.0)) < 0:
             raise RuntimeError("the layout of EagerTensor is not the one the native core knows")
         device, info, name = core.register_parts(
-            capsule, tensorflow_internals.FastPathMiss, recover
+            capsule, tensorflow_internals.FastPathMiss, tf.Variable, recover
         )
         tensorflow_internals.register_device(device, name, info)
         for kind, entry_point in enumerate(tensorflow_internals.ENTRY_POINTS):
             original = tensorflow_internals.entry_point(entry_point)
             tensorflow_internals.replace_entry_point(entry_point, core.Hook(kind, original))
+        tensorflow_internals.install_tensor_views(core.is_placeholder, core.materialise)
         _initialised = True

@@ -17,10 +17,12 @@ void Check(bool ok) {
   if (!ok) throw py::error_already_set();
 }
 
-py::tuple RegisterParts(py::capsule context, py::object fast_path_miss, py::object recover) {
+py::tuple RegisterParts(py::capsule context, py::object fast_path_miss, py::object variable,
+                        py::object recover) {
   static int device_info = 0;
   PythonParts& parts = Parts();
   parts.fast_path_miss = fast_path_miss.release().ptr();
+  parts.variable = variable.release().ptr();
   parts.recover = recover.release().ptr();
   TFE_CustomDevice* device = InitDevice(static_cast<TFE_Context*>(context.get_pointer()));
   return py::make_tuple(py::capsule(device, "TFE_CustomDevice"),
@@ -65,13 +67,14 @@ void AddNode(Program& program, py::str op, int call, bool misses, bool in_place,
 }
 
 void AddOutput(Program& program, int dtype, bool static_shape, std::vector<int64_t> dims, int fetch,
-               int gate) {
+               int gate, py::object known) {
   OutputSpec spec;
   spec.dtype = dtype;
   spec.static_shape = static_shape;
   spec.dims = std::move(dims);
   spec.fetch = fetch;
   spec.gate = gate;
+  if (!known.is_none()) spec.known = RefHandle(EagerTensor_Handle(known.ptr()));
   program.outputs->push_back(std::move(spec));
 }
 

@@ -24,6 +24,7 @@ enum class ArgKind {
   kPython,    // an equal Python value of the same type
   kPythonFeed,  // a Python number or array that varies: converted, then as kFeed
   kList,      // a list or tuple of the above
+  kArray,     // a Python value that can change in place: converted, then as kConstant
 };
 
 struct Arg {
@@ -73,6 +74,10 @@ struct Program {
 
   ~Program() {
     for (TFE_TensorHandle* handle : captures) TFE_DeleteTensorHandle(handle);
+    for (OutputSpec& output : *outputs) {
+      if (output.known != nullptr) TFE_DeleteTensorHandle(output.known);
+      output.known = nullptr;
+    }
     for (PyObject* object : owned) Py_DECREF(object);
   }
   PyObject* Own(PyObject* object) {

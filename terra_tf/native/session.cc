@@ -44,9 +44,11 @@ bool IsVariable(PyObject* object) {
   auto found = known->find(type);
   if (found != known->end()) return found->second;
   Py_INCREF(type);  // so that the address stays this type's
-  const bool is = PyObject_HasAttrString(reinterpret_cast<PyObject*>(type),
-                                         "_should_act_as_resource_variable");
-  return (*known)[type] = is;
+  PyObject* as_object = reinterpret_cast<PyObject*>(type);
+  int is = PyObject_IsSubclass(as_object, Parts().variable);
+  if (is < 0) PyErr_Clear();
+  if (is <= 0) is = PyObject_HasAttrString(as_object, "_should_act_as_resource_variable");
+  return (*known)[type] = is > 0;
 }
 
 bool AnyVariable(PyObject* const* args, Py_ssize_t count) {

@@ -35,6 +35,7 @@ class Suspended {
 // Python objects that the native core needs; set once by terra_tf/native/__init__.py.
 struct PythonParts {
   PyObject* fast_path_miss = nullptr;  // the exception class that sends gen ops to their slow path
+  PyObject* variable = nullptr;        // the class that all variables inherit from
   PyObject* recover = nullptr;         // recover(iteration id): settles a failed iteration
 };
 PythonParts& Parts();

@@ -52,6 +52,26 @@ bool SameOp(PyObject* expected, PyObject* x) {
   return PyUnicode_CompareWithASCIIString(expected, PyBytes_AS_STRING(x)) == 0;
 }
 
+bool SameContent(const Arg& arg, PyObject* eager_tensor) {
+  Tensor tensor;
+  if (!TensorFromHandle(EagerTensor_Handle(eager_tensor), &tensor)) return false;
+  return tensor.dtype() == arg.dtype && SameShape(tensor, arg.dims) &&
+         tensor.tensor_data().size() == arg.bytes.size() &&
+         std::memcmp(tensor.tensor_data().data(), arg.bytes.data(), arg.bytes.size()) == 0;
+}
+
+// The tensor that TensorFlow makes of a Python value where an op takes one; null if it makes none.
+PyObject* Convert(const Arg& arg, PyObject* x) {
+  if (EagerTensor_CheckExact(x)) return nullptr;
+  TFE_TensorHandle* handle = tensorflow::ConvertToEagerTensor(
+      Context(), x, static_cast<tensorflow::DataType>(arg.dtype), nullptr);
+  if (handle == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  return EagerTensorFromHandle(handle, false);
+}
+
 // Whether anyone but the walk can still reach a value that only the graph has.
 bool Kept(PyObject* tensor) {
   if (AsPlaceholder(tensor) == nullptr) return false;
@@ -133,25 +153,22 @@ bool Walk::MatchArg(const Arg& arg, PyObject* x) {
       return EagerTensor_CheckExact(x) && MatchFeed(arg.index, arg, x);
     case ArgKind::kConstant: {
       if (x == arg.object) return true;
-      if (!EagerTensor_CheckExact(x)) return false;
-      Tensor tensor;
-      if (!TensorFromHandle(EagerTensor_Handle(x), &tensor)) return false;
-      return tensor.dtype() == arg.dtype && SameShape(tensor, arg.dims) &&
-             std::memcmp(tensor.tensor_data().data(), arg.bytes.data(), arg.bytes.size()) == 0;
+      return EagerTensor_CheckExact(x) && SameContent(arg, x);
     }
     case ArgKind::kObject:
       return x == arg.object;
     case ArgKind::kPython:
       return SamePython(arg.object, x);
+    case ArgKind::kArray: {
+      PyObject* tensor = Convert(arg, x);
+      if (tensor == nullptr) return false;
+      const bool same = SameContent(arg, tensor);
+      Py_DECREF(tensor);
+      return same;
+    }
     case ArgKind::kPythonFeed: {
-      if (EagerTensor_CheckExact(x)) return false;
-      TFE_TensorHandle* handle = tensorflow::ConvertToEagerTensor(
-          Context(), x, static_cast<tensorflow::DataType>(arg.dtype), nullptr);
-      if (handle == nullptr) {
-        PyErr_Clear();
-        return false;
-      }
-      PyObject* tensor = EagerTensorFromHandle(handle, false);
+      PyObject* tensor = Convert(arg, x);
+      if (tensor == nullptr) return false;
       const bool same = feeds_[arg.index] == nullptr && MatchFeed(arg.index, arg, tensor);
       Py_DECREF(tensor);
       return same;
@@ -196,7 +213,9 @@ PyObject* Walk::Match(CallKind call, PyObject* const* args, Py_ssize_t count, Py
 PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_gradient) {
   PyObject* results = PyList_New(node.num_outputs);
   for (int i = 0; i < node.num_outputs; ++i) {
-    PyObject* tensor = NewPlaceholder(iteration, node.first_output + i);
+    TFE_TensorHandle* known = (*program->outputs)[node.first_output + i].known;
+    PyObject* tensor = known != nullptr ? EagerTensorFromHandle(RefHandle(known), false)
+                                        : NewPlaceholder(iteration, node.first_output + i);
     if (tensor == nullptr) {
       Py_DECREF(results);
       return nullptr;

@@ -152,8 +152,9 @@ class Recorder:
                 self._note_kept()
             self.trace.reads[output] = Read(output, len(self.trace.nodes), user_location())
 
-    def _on_op(self, *seen: Any) -> None:
-        self._seen.append(seen)
+    def _on_op(self, *seen: Any, **more: Any) -> None:
+        if more.get("graph") is None:  # else something is being traced into a graph
+            self._seen.append(seen)
 
     # --- nodes ---
 
@@ -172,7 +173,7 @@ class Recorder:
         sources: list[Output | Outside] = []
         for position, value in enumerate(rest):
             if position >= count:
-                spec.append(Python(value))
+                spec.append(Python(_frozen(value)))
             elif isinstance(value, (list, tuple)) and _is_list_arg(definition.input_arg[position]):
                 items = tuple(self._source(x, next(flat)) for x in value)
                 spec.append(Items(items))
@@ -186,14 +187,14 @@ class Recorder:
     def _execute_node(self, op: str, call: Call, args: tuple[Any, ...]) -> Node:
         inputs, attrs = args[3], args[4]
         sources = tuple(self._source(x, x) for x in inputs)
-        spec = (Items(sources), Python(attrs))
+        spec = (Items(sources), Python(_frozen(attrs)))
         return Node(op, call, spec, sources, tuple(attrs or ()), 0, 0, Result.NONE)
 
     def _source(self, passed: Any, tensor: Any) -> Output | Outside:
         """Names an op input: `passed` is what the program gave, `tensor` what the op got."""
         if type(passed) is not EagerTensor:
             return self._new_external(
-                External(Kind.NUMBER, *_dtype_and_shape(tensor), tensor, passed, _content(tensor))
+                External(Kind.NUMBER, *_dtype_and_shape(tensor), tensor, _frozen(passed), _content(tensor))
             )
         known = self._alive.get(id(passed))
         if known is not None:
@@ -251,6 +252,15 @@ def _op_name(op: Any) -> str:
 
 def _is_list_arg(arg: Any) -> bool:
     return bool(arg.number_attr or arg.type_list_attr)
+
+
+def _frozen(value: Any) -> Any:
+    """A value that stays as it is now; lists and arrays can be changed by whoever passed them."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (list, tuple):
+        return type(value)([_frozen(item) for item in value])
+    return value
 
 
 def _as_list(result: Any) -> list[Any]:
