@@ -19,7 +19,7 @@ from terra_tf.report import observers
 from terra_tf.report.counters import Source, Stats, all_stats, register, stats_of
 from terra_tf.report.explain import explain_runner, explain_without_native
 from terra_tf.runners import in_flight
-from terra_tf.runners.marks import disable_mark
+from terra_tf.runners.marks import disable_begins, disable_ends
 from terra_tf.runners.python_runner import PythonRunner, initialise
 from terra_tf.runners.signature import signature
 from terra_tf.settings import settings
@@ -276,12 +276,13 @@ def disable() -> Iterator[None]:
     if not _usable() or not native.core.inside():
         yield
         return
-    disable_mark()
+    disable_begins()
     native.core.suspend()
     try:
         yield
     finally:
         native.core.resume()
+        disable_ends()
 
 
 def sync() -> None:

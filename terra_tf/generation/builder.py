@@ -16,7 +16,7 @@ from terra_tf import tensorflow_internals
 from terra_tf.generation.plan import Plan, resources_of
 from terra_tf.generation.slots import Slots
 from terra_tf.tracegraph.sequence import Sequence
-from terra_tf.tracing.effects import Effect, may_fail, runs_in_place
+from terra_tf.tracing.effects import Effect, may_fail
 from terra_tf.tracing.trace import Kind, Node, Output, Outside
 
 
@@ -71,7 +71,7 @@ class GraphBuilder:
                 self._close_segment(number)
                 number, position = next(boundaries)
                 self._segment = self._open_segment(number)
-            if not node.misses and not runs_in_place(self._plan.effects[k]):
+            if not node.misses and not node.in_place:
                 self._add_node(k, node)
         self._close_segment(number)
         with graph.control_dependencies(self._all_fallible):
@@ -87,7 +87,7 @@ class GraphBuilder:
     def _add_node(self, k: int, node: Node) -> None:
         inputs = [self._input(source) for source in node.inputs]
         attrs = dict(zip(node.attrs[::2], node.attrs[1::2], strict=True))
-        effect = self._plan.effects[k]
+        effect = node.effect
         if effect is Effect.READ:
             made = self._read(node, inputs, attrs)
         elif effect is Effect.ASSIGN:
@@ -103,7 +103,10 @@ class GraphBuilder:
             self._have(output, tensor)
 
     def _note_fallible(self, k: int, node: Node, operation: tf.Operation) -> None:
-        if not may_fail(node.op):
+        certain = all(
+            tensor.shape.is_fully_defined() for tensor in (*operation.inputs, *operation.outputs)
+        )
+        if certain and not may_fail(node.op):
             return
         self._all_fallible.append(operation)
         gate = max((self._plan.gate[output] for output in node.outputs), default=0)

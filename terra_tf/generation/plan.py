@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from terra_tf.tracegraph.sequence import Sequence
-from terra_tf.tracing.effects import Effect, effect_of, runs_in_place
+from terra_tf.tracing.effects import Effect
 from terra_tf.tracing.trace import Kind, Node, Output, Outside
 
 
@@ -23,14 +23,12 @@ class Plan:
     """How a sequence is co-executed.
 
     Attributes:
-      effects: per node.
       boundaries: ascending positions (a boundary at k lies before node k); the last is the end.
       barrier: for nodes in place that need it, the number of the boundary right before them.
       gate: per output.
       fetched: outputs that leave the graph.
     """
 
-    effects: list[Effect]
     boundaries: list[int]
     barrier: dict[int, int]
     gate: list[int]
@@ -39,21 +37,6 @@ class Plan:
     def __str__(self) -> str:
         cuts = ", ".join(map(str, self.boundaries))
         return f"boundaries at {cuts}; {len(self.fetched)} fetched of {len(self.gate)} outputs"
-
-
-def node_effect(node: Node, sequence: Sequence) -> Effect:
-    """The effect of a node, given where its resources come from."""
-    effect = effect_of(node.op)
-    if effect in (Effect.READ, Effect.ASSIGN, Effect.WRITE):
-        resources = [
-            source
-            for source in node.inputs
-            if isinstance(source, Outside)
-            and sequence.trace.externals[source.index].kind is Kind.RESOURCE
-        ]
-        if not resources:  # a variable made in this very step lives in Python's half
-            return Effect.LOCAL
-    return effect
 
 
 def resources_of(node: Node, sequence: Sequence) -> list[int]:
@@ -75,8 +58,7 @@ class _Planner:
     def __init__(self, sequence: Sequence):
         self.sequence = sequence
         trace = sequence.trace
-        effects = [node_effect(node, sequence) for node in trace.nodes]
-        self.plan = Plan(effects, [], {}, [0] * len(trace.outputs), set())
+        self.plan = Plan([], {}, [0] * len(trace.outputs), set())
         self.variable_gate: dict[int, int] = {}  # external -> gate of the variable's value
         self.untouched_gate = 0  # of variables that nothing has touched since the last barrier
         reads = sorted(sequence.reads.values(), key=lambda read: read.position)
@@ -89,8 +71,7 @@ class _Planner:
         self._cut(len(trace.nodes))
 
     def _in_place(self, output: int) -> bool:
-        producer = self.sequence.producers[output]
-        return runs_in_place(self.plan.effects[producer])
+        return self.sequence.trace.nodes[self.sequence.producers[output]].in_place
 
     def _cut(self, position: int) -> None:
         self.plan.boundaries.append(position)
@@ -106,11 +87,11 @@ class _Planner:
             self._cut(position)
 
     def _visit(self, k: int, node: Node) -> None:
-        effect = self.plan.effects[k]
+        effect = node.effect
         gate = self.plan.gate
         inputs = [source.index for source in node.inputs if isinstance(source, Output)]
         own = max((gate[i] for i in inputs), default=0)
-        if runs_in_place(effect):
+        if node.in_place:
             for i in inputs:
                 self._look(i, k)
             if effect is Effect.BARRIER:

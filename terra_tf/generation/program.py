@@ -11,7 +11,6 @@ from terra_tf.generation.builder import GraphBuilder
 from terra_tf.generation.plan import Plan
 from terra_tf.generation.slots import Slots
 from terra_tf.tracegraph.sequence import Sequence
-from terra_tf.tracing.effects import runs_in_place
 from terra_tf.tracing.trace import (
     Arg,
     Call,
@@ -87,7 +86,7 @@ class ProgramWriter:
         )
 
     def _add_node(self, program: Any, k: int, node: Node) -> None:
-        in_place = runs_in_place(self._plan.effects[k])
+        in_place = node.in_place
         attrs = inputs = None
         if node.call is Call.FAST_PATH and node.num_outputs and not in_place and not node.misses:
             attrs = node.attrs
@@ -98,12 +97,13 @@ class ProgramWriter:
             node.misses,
             in_place,
             self._plan.barrier.get(k, -1),
-            [self._arg(arg, in_place) for arg in node.args],
+            [self._arg(arg) for arg in node.args],
             attrs,
             inputs,
             node.first_output,
             node.num_outputs,
             int(node.result if node.call is Call.FAST_PATH else Result.LIST),
+            list(node.groups),
         )
 
     def _recorded_tensor(self, source: Output | Outside) -> Any:
@@ -113,18 +113,18 @@ class ProgramWriter:
             return external.tensor if external.kind is Kind.NUMBER else None
         return None
 
-    def _arg(self, arg: Arg, in_place: bool) -> ArgSpec:
+    def _arg(self, arg: Arg) -> ArgSpec:
         if isinstance(arg, Items):
-            items = tuple(self._arg(item, in_place) for item in arg.items)
+            items = tuple(self._arg(item) for item in arg.items)
             return (_LIST, -1, None, -1, 0, (), b"", items)
         if isinstance(arg, Python):
             return (_PYTHON, -1, arg.value, -1, 0, (), b"", ())
         if isinstance(arg, Output):
-            return self._output_arg(arg.index, in_place)
+            return self._output_arg(arg.index)
         return self._outside_arg(arg.index, self._trace.externals[arg.index])
 
-    def _output_arg(self, output: int, in_place: bool) -> ArgSpec:
-        feed = -1 if in_place else self._slots.output_feeds.get(output, -1)
+    def _output_arg(self, output: int) -> ArgSpec:
+        feed = self._slots.output_feeds.get(output, -1)
         info = self._trace.outputs[output]
         return (_OUTPUT, output, None, feed, info.dtype, info.shape, b"", ())
 
@@ -133,7 +133,6 @@ class ProgramWriter:
             return (_OBJECT, -1, external.tensor, -1, external.dtype, (), b"", ())
         shape = external.shape
         if external.kind is Kind.TENSOR or external.varies:
-            # A feed even if only ops in place use it: then no kernel waits for the slot.
             kind = _PYTHON_FEED if external.kind is Kind.NUMBER else _FEED
             feed = self._slots.feed_of_external(index)
             return (kind, feed, external.value, -1, external.dtype, shape, b"", ())

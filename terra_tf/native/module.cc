@@ -48,7 +48,7 @@ Arg ArgFromPython(Program* program, const py::tuple& spec) {
 
 void AddNode(Program& program, py::str op, int call, bool misses, bool in_place, int boundary,
              const py::list& args, py::object gradient_attrs, py::object gradient_inputs,
-             int first_output, int num_outputs, int result) {
+             int first_output, int num_outputs, int result, std::vector<int> groups) {
   Node node;
   node.op = program.Own(op.ptr());
   node.call = static_cast<CallKind>(call);
@@ -63,6 +63,7 @@ void AddNode(Program& program, py::str op, int call, bool misses, bool in_place,
   node.first_output = first_output;
   node.num_outputs = num_outputs;
   node.result = static_cast<ResultKind>(result);
+  node.groups = std::move(groups);
   program.nodes.push_back(std::move(node));
 }
 
@@ -121,6 +122,7 @@ void BindWalk(py::module_& m) {
       .def("fallback", [](Walk& w, const std::string& code) { Check(w.Fallback(code.c_str(), -1)); })
       .def("stop_graph", [](Walk& w) { Check(w.StopGraph()); })
       .def("close", &Walk::Close)
+      .def("unfetched_kept", &Walk::UnfetchedKept)
       .def("release", &Walk::Release)
       .def("wait_checked", [](Walk& w) { Check(w.WaitChecked()); })
       .def_property_readonly("cursor", &Walk::cursor)
@@ -164,6 +166,7 @@ void BindSession(py::module_& m) {
     SetMode(Mode::kOutside, nullptr, nullptr);
     FreeRetired();
   });
+  m.def("is_shared", [](py::object handle) { return IsShared(handle.ptr()); });
   m.def("inside", [] { return CurrentSession().mode != Mode::kOutside; });
   m.def("suspend", [] { ++CurrentSession().suspended; });
   m.def("resume", [] { --CurrentSession().suspended; });

@@ -51,6 +51,7 @@ struct Node {
   PyObject* gradient_inputs = nullptr;  // per tensor input: the recorded tensor, or None: as passed
   int first_output = 0, num_outputs = 0;
   ResultKind result = ResultKind::kSingle;
+  std::vector<int> groups;  // of a nested result: -1 for a tensor, else the length of a list
 };
 
 // A place between two nodes where effects before it become visible, behind one gate.

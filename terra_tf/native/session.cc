@@ -3,6 +3,7 @@
 #include <structmember.h>
 
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -145,8 +146,24 @@ bool IsEagerConst(PyObject* op) {
   return op == name || (PyUnicode_Check(op) && PyUnicode_Compare(op, name) == 0);
 }
 
+int g_inside = 0;  // threads inside a region; changed with the GIL held
+auto* g_shared = new std::unordered_set<PyObject*>;  // owned
+
+void NoteShared(PyObject* const* args, Py_ssize_t count) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* arg = args[i];
+    if (PyList_Check(arg) || PyTuple_Check(arg)) {
+      NoteShared(PySequence_Fast_ITEMS(arg), PySequence_Fast_GET_SIZE(arg));
+    } else if (EagerTensor_CheckExact(arg) && AsPlaceholder(arg) == nullptr &&
+               TFE_TensorHandleDataType(EagerTensor_Handle(arg)) == TF_RESOURCE) {
+      if (g_shared->insert(arg).second) Py_INCREF(arg);
+    }
+  }
+}
+
 PyObject* PassOn(PyObject* const* args, Py_ssize_t count, PyObject* original, CallKind call) {
   if (!MaterialiseAll(args + 3, count - 3)) return nullptr;
+  if (g_inside > 0 && CurrentSession().mode == Mode::kOutside) NoteShared(args + 3, count - 3);
   if (GraphRunner::AnyUnfinished() || GraphRunner::AnyFailed()) {
     PyObject* op = args[call == CallKind::kFastPath ? 1 : 2];
     const char* name = PyBytes_Check(op) ? PyBytes_AS_STRING(op) : PyUnicode_AsUTF8(op);
@@ -210,6 +227,7 @@ PythonParts& Parts() {
 void SetMode(Mode mode, Walk* walk, PyObject* recorder) {
   static int64_t recordings = 0;
   Session& session = CurrentSession();
+  g_inside += (mode != Mode::kOutside) - (session.mode != Mode::kOutside);
   session.mode = mode;
   session.walk = walk;
   PyObject* old = session.recorder;
@@ -256,6 +274,8 @@ bool WaitForClosed(Iteration& iteration, int output, tensorflow::Tensor* value) 
   Py_XDECREF(done);
   return done != nullptr;
 }
+
+bool IsShared(PyObject* handle) { return g_shared->count(handle) > 0; }
 
 bool SyncClosed() {
   bool done = !GraphRunner::AnyUnfinished();

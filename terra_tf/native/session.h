@@ -52,6 +52,9 @@ bool NoteRecordedRead(const Placeholder& placeholder);
 // Waits for an output of an iteration that Python has left. False: exception set.
 bool WaitForClosed(Iteration& iteration, int output, tensorflow::Tensor* value);
 
+// Handles that another thread has used while this one was inside a region. Needs the GIL.
+bool IsShared(PyObject* handle);
+
 // Waits until every closed iteration has finished. False: exception set.
 bool SyncClosed();
 

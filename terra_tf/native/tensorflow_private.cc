@@ -74,18 +74,28 @@ bool TensorFromHandle(TFE_TensorHandle* handle, tensorflow::Tensor* tensor) {
   return true;
 }
 
-bool IsStatefulOp(const char* op_name) {
+namespace {
+
+struct OpFacts {
+  bool known = false, stateful = true;
+};
+
+OpFacts FactsOf(const char* op_name) {
   static std::mutex* mu = new std::mutex;
-  static auto* known = new std::unordered_map<std::string, bool>;
+  static auto* facts = new std::unordered_map<std::string, OpFacts>;
   std::lock_guard<std::mutex> lock(*mu);
-  auto [entry, inserted] = known->try_emplace(op_name, true);
-  if (inserted) {
-    const tensorflow::OpRegistrationData* data = nullptr;
-    if (tensorflow::OpRegistry::Global()->LookUp(op_name, &data).ok()) {
-      entry->second = data->op_def.is_stateful();
-    }
-  }
-  return entry->second;
+  auto found = facts->find(op_name);
+  if (found != facts->end()) return found->second;
+  const tensorflow::OpRegistrationData* data = nullptr;
+  // Functions have new names all the time, so they are not kept.
+  if (!tensorflow::OpRegistry::Global()->LookUp(op_name, &data).ok()) return {};
+  return (*facts)[op_name] = {true, data->op_def.is_stateful()};
 }
+
+}  // namespace
+
+bool IsStatefulOp(const char* op_name) { return FactsOf(op_name).stateful; }
+
+bool IsKnownOp(const char* op_name) { return FactsOf(op_name).known; }
 
 }  // namespace terra

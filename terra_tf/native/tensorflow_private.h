@@ -49,5 +49,7 @@ bool TensorFromHandle(TFE_TensorHandle* handle, tensorflow::Tensor* tensor);
 
 // Whether the op type is stateful or unknown to the registry (a function's name).
 bool IsStatefulOp(const char* op_name);
+// Whether the name is an op type; everything else that can be executed is a function.
+bool IsKnownOp(const char* op_name);
 
 }  // namespace terra

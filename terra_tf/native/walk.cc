@@ -72,6 +72,18 @@ PyObject* Convert(const Arg& arg, PyObject* x) {
   return EagerTensorFromHandle(handle, false);
 }
 
+void Flatten(PyObject* result, std::vector<PyObject*>* flat) {
+  if (!PyList_Check(result) && !PyTuple_Check(result)) return flat->push_back(result);
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(result); ++i) {
+    Flatten(PySequence_Fast_GET_ITEM(result, i), flat);
+  }
+}
+
+bool IsFunction(PyObject* op) {
+  const char* name = PyBytes_Check(op) ? PyBytes_AS_STRING(op) : PyUnicode_AsUTF8(op);
+  return name != nullptr && !IsKnownOp(name);
+}
+
 // Whether anyone but the walk can still reach a value that only the graph has.
 bool Kept(PyObject* tensor) {
   if (AsPlaceholder(tensor) == nullptr) return false;
@@ -193,11 +205,18 @@ PyObject* Walk::Match(CallKind call, PyObject* const* args, Py_ssize_t count, Py
   const Node& node = program->nodes[cursor_];
   // FastPathExecute(ctx, op, name, args...); Execute(ctx, device, op, inputs, attrs, outputs).
   const bool fast = call == CallKind::kFastPath;
-  if (node.call != call || !SameOp(node.op, args[fast ? 1 : 2])) return nullptr;
+  if (node.call != call) return nullptr;
+  // A function's name may change with every call; that it is no op is all that counts.
+  const bool function = PyUnicode_GET_LENGTH(node.op) == 0;
+  if (function ? !IsFunction(args[2]) : !SameOp(node.op, args[fast ? 1 : 2])) return nullptr;
   if (node.misses) {
     *matched = true;
     ++cursor_;
     return RaiseFastPathMiss();
+  }
+  if (node.in_place) {
+    *matched = true;
+    return RunInPlace(node, args, count, original);
   }
   PyObject* const* rest = args + 3;
   const Py_ssize_t expected = node.args.size();
@@ -206,7 +225,6 @@ PyObject* Walk::Match(CallKind call, PyObject* const* args, Py_ssize_t count, Py
     if (!MatchArg(node.args[i], rest[i])) return nullptr;
   }
   *matched = true;
-  if (node.in_place) return RunInPlace(node, args, count, original);
   return Answer(node, rest, fast);
 }
 
@@ -229,12 +247,33 @@ PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_grad
     Py_DECREF(results);
     return nullptr;
   }
+  if (!node.groups.empty()) return Nested(node, results);
   if (node.result == ResultKind::kList) return results;
   PyObject* result = Py_None;
   if (node.result == ResultKind::kSingle) result = PyList_GET_ITEM(results, 0);
   Py_INCREF(result);
   Py_DECREF(results);
   return result;
+}
+
+// Steals the flat list of results.
+PyObject* Walk::Nested(const Node& node, PyObject* results) {
+  PyObject* nested = PyList_New(node.groups.size());
+  Py_ssize_t next = 0;
+  for (size_t i = 0; i < node.groups.size(); ++i) {
+    const int size = node.groups[i];
+    PyObject* item;
+    if (size < 0) {
+      item = PyList_GET_ITEM(results, next++);
+      Py_INCREF(item);
+    } else {
+      item = PyList_GetSlice(results, next, next + size);
+      next += size;
+    }
+    PyList_SET_ITEM(nested, i, item);
+  }
+  Py_DECREF(results);
+  return nested;
 }
 
 // What TFE_Py_FastPathExecute does for the active tapes after it has run an op. (After the slow
@@ -292,36 +331,39 @@ PyObject* Walk::RunInPlace(const Node& node, PyObject* const* args, Py_ssize_t c
     result = PyObject_Vectorcall(original, args, count, nullptr);
   }
   if (result == nullptr) return nullptr;
-  if (!KeepOutputs(node, result)) {
-    Py_DECREF(result);
-    return nullptr;
-  }
-  ++cursor_;
+  // With another number of outputs it is another op to the trace, but it has run and stays run.
+  const bool as_recorded = KeepOutputs(node, result);
+  if (as_recorded) ++cursor_;
   if (node.boundary >= 0) {
     base_ = cursor_;
     iteration->Set(program->boundaries[node.boundary].resume_slot, Tensor());
   }
+  if (!as_recorded && !Fallback("new-op", -1)) Py_CLEAR(result);
   return result;
 }
 
 bool Walk::KeepOutputs(const Node& node, PyObject* result) {
-  const bool list = PyList_Check(result) || PyTuple_Check(result);
-  const Py_ssize_t size = result == Py_None ? 0 : list ? PySequence_Fast_GET_SIZE(result) : 1;
-  if (size != node.num_outputs) {
-    PyErr_Format(PyExc_RuntimeError, "%U returned %zd tensors, expected %d", node.op, size,
-                 node.num_outputs);
-    return false;
-  }
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* tensor = list ? PySequence_Fast_GET_ITEM(result, i) : result;
-    Py_INCREF(tensor);
-    values_[node.first_output + i] = tensor;
+  std::vector<PyObject*> flat;
+  if (result != Py_None) Flatten(result, &flat);
+  if (static_cast<int>(flat.size()) != node.num_outputs) return false;
+  for (int i = 0; i < node.num_outputs; ++i) {
+    Py_INCREF(flat[i]);
+    values_[node.first_output + i] = flat[i];
   }
   return true;
 }
 
-bool Walk::AllKeptAreFetched(int first_node, int end_node, int* output) {
-  for (int k = first_node; k < end_node; ++k) {
+std::vector<int> Walk::UnfetchedKept() {
+  std::vector<int> found;
+  for (size_t i = 0; i < values_.size(); ++i) {
+    const bool fetched = (*program->outputs)[i].fetch >= 0;
+    if (values_[i] != nullptr && !fetched && Kept(values_[i])) found.push_back(i);
+  }
+  return found;
+}
+
+bool Walk::AllKeptAreFetched(int end_node, int* output) {
+  for (int k = 0; k < end_node; ++k) {
     const Node& node = program->nodes[k];
     if (node.in_place) continue;
     for (int i = node.first_output; i < node.first_output + node.num_outputs; ++i) {
@@ -339,7 +381,7 @@ bool Walk::PassBoundaries(int count) {
   while (passed_ < count) {
     const Boundary& boundary = program->boundaries[passed_];
     int output = -1;
-    if (cursor_ < boundary.end || !AllKeptAreFetched(0, boundary.end, &output)) return false;
+    if (cursor_ < boundary.end || !AllKeptAreFetched(boundary.end, &output)) return false;
     iteration->Set(boundary.gate_slot, Tensor());
     base_ = boundary.end;
     ++passed_;
@@ -379,7 +421,7 @@ bool Walk::End() {
     return false;
   }
   int output = -1;
-  if (!AllKeptAreFetched(0, size, &output)) {
+  if (!AllKeptAreFetched(size, &output)) {
     Fallback("kept-tensor", output);
     return false;
   }

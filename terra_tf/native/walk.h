@@ -44,6 +44,8 @@ class Walk {
   PyObject* value(int output) const { return values_[output]; }  // borrowed, may be null
   PyObject* feed(int index) const { return feeds_[index]; }
   void set_value(int output, PyObject* tensor);
+  // Outputs that Python still holds and the graph would not hand out.
+  std::vector<int> UnfetchedKept();
   void Release();  // drops all values and feeds
 
   const std::shared_ptr<Iteration> iteration;
@@ -57,12 +59,13 @@ class Walk {
   PyObject* Answer(const Node& node, PyObject* const* args, bool record_gradient);
   PyObject* RunInPlace(const Node& node, PyObject* const* args, Py_ssize_t count,
                        PyObject* original);
+  PyObject* Nested(const Node& node, PyObject* results);
   bool KeepOutputs(const Node& node, PyObject* result);
   bool RecordGradient(const Node& node, PyObject* const* args, PyObject* results);
   // Opens the gates before `boundaries[count]` as far as that is allowed.
   bool PassBoundaries(int count);
   bool FetchInto(int output);  // settles a placeholder from its fetch
-  bool AllKeptAreFetched(int first_node, int end_node, int* output);
+  bool AllKeptAreFetched(int end_node, int* output);
   SlotState WaitSlot(int slot, tensorflow::Tensor* value, bool* interrupted);
 
   PyObject* on_fallback_;

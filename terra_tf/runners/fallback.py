@@ -14,7 +14,6 @@ import tensorflow as tf
 from terra_tf import tensorflow_internals
 from terra_tf.generation.generated import GeneratedGraph
 from terra_tf.tracegraph.sequence import Sequence
-from terra_tf.tracing.effects import runs_in_place
 from terra_tf.tracing.trace import Kind, Node, Output, Outside
 
 
@@ -36,7 +35,7 @@ class Replay:
         """
         for k in range(self._walk.base, self._walk.cursor):
             node = self._trace.nodes[k]
-            if node.misses or runs_in_place(self._graph.plan.effects[k]):
+            if node.misses or node.in_place:
                 continue
             for output, tensor in zip(node.outputs, self._execute(node), strict=True):
                 self._made[output] = tensor

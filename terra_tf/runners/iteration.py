@@ -124,6 +124,7 @@ class CoExecutedIteration:
     def _on_fallback(self, code: str, output: int) -> None:
         """Called by the native half at the op, read or end that no trace covers."""
         self._fell_back = code
+        unfetched = frozenset(self.walk.unfetched_kept())
         position = self.walk.cursor
         expected = self._sequence.trace.nodes[position : position + 1]
         self._runner.note_fallback(code, expected[0] if expected else None, user_location())
@@ -133,7 +134,7 @@ class CoExecutedIteration:
         finally:
             self.walk.close()
         if code != "exception":
-            self._record_on(code, output)
+            self._record_on(code, output, unfetched)
             if self._runner.raises_on_new_trace:
                 self._raise_new_trace(code, expected)
         self.walk.release()
@@ -142,16 +143,14 @@ class CoExecutedIteration:
         self.walk.stop_graph()
         Replay(self.walk, self._sequence, self._graph).run()
 
-    def _record_on(self, code: str, output: int) -> None:
+    def _record_on(self, code: str, output: int, unfetched: frozenset[int]) -> None:
         """Goes on as a traced iteration that has begun with what was replayed."""
         prefix = self._prefix()
         recorder = Recorder(self._arguments, prefix)
-        kept = set()
         for number in range(len(prefix.outputs)):
             value = self.walk.value(number)
             if value is not None:
                 recorder.adopt_output(value, number)
-                kept.add(number)
         for index, external in enumerate(prefix.externals):
             feed = self._graph.slots.external_feeds.get(index)
             if external.kind is Kind.RESOURCE:
@@ -160,7 +159,7 @@ class CoExecutedIteration:
                 value = self.walk.feed(feed)
                 if value is not None:
                     recorder.adopt_external(value, index)
-        self._learn_from(code, output, prefix, frozenset(kept))
+        self._learn_from(code, output, prefix, unfetched)
         self._recorder = recorder
         recorder.start()
 

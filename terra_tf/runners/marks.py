@@ -14,6 +14,15 @@ def _nothing(*_: object) -> None:
     return None
 
 
-def disable_mark() -> None:
-    """The start of a `terra_tf.disable` block."""
-    native.core.Hook(int(Call.FAST_PATH), _nothing)(None, "terra_disable", None)
+def _mark(name: str) -> None:
+    native.core.Hook(int(Call.FAST_PATH), _nothing)(None, name, None)
+
+
+def disable_begins() -> None:
+    """The start of a `terra_tf.disable` block: what it sees must be there."""
+    _mark("terra_disable_begins")
+
+
+def disable_ends() -> None:
+    """The end of a `terra_tf.disable` block: what it did must be seen from here on."""
+    _mark("terra_disable_ends")

@@ -23,7 +23,7 @@ from terra_tf.settings import settings
 from terra_tf.tracegraph.graph import TraceGraph
 from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.location import Location
-from terra_tf.tracing.trace import Node, Trace, first_difference
+from terra_tf.tracing.trace import Kind, Node, Trace, first_difference
 
 Iteration = EagerIteration | TracedIteration | CoExecutedIteration
 _EAGER = EagerIteration()
@@ -71,7 +71,7 @@ class PythonRunner:
         if self.retreat.stay_eager():
             return _EAGER
         sequence = self.tracegraph.expected(key)
-        if sequence is None or not self.tracegraph.ready(sequence):
+        if sequence is None or not self.tracegraph.ready(sequence) or _shared(sequence):
             return TracedIteration(self, key, arguments)
         graph = sequence.graph or self._generate(sequence)
         return CoExecutedIteration(self, key, arguments, sequence, graph)
@@ -129,6 +129,15 @@ class PythonRunner:
         self.counters.fetches += walk.fetches_read
         self.counters.python_wait_seconds += walk.python_wait_seconds
         self.counters.graph_wait_seconds += walk.graph_wait_seconds
+
+
+def _shared(sequence: Sequence) -> bool:
+    """Whether another thread uses a variable of the sequence while the step runs.
+
+    It would have to see each write of the step where eager makes it, so such steps stay eager.
+    """
+    externals = sequence.trace.externals
+    return any(x.kind is Kind.RESOURCE and native.core.is_shared(x.tensor) for x in externals)
 
 
 native_initialised = False

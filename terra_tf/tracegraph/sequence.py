@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from terra_tf.generation.generated import GeneratedGraph
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Sequence:
     """Merged traces of one structure.
 

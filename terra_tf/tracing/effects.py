@@ -88,6 +88,9 @@ def effect_of(op: str) -> Effect:
     return Effect.LOCAL if op.startswith(_LOCAL_PREFIXES) else Effect.BARRIER
 
 
+ON_VARIABLES = (Effect.READ, Effect.ASSIGN, Effect.WRITE)
+
+
 def runs_in_place(effect: Effect) -> bool:
     """Whether such an op is executed eagerly where the program calls it."""
     return effect in (Effect.LOCAL, Effect.BARRIER)
@@ -117,6 +120,30 @@ _INFALLIBLE = frozenset(
 )
 
 
+# Ops whose output shapes depend on values, so that what uses them may not fit.
+_SHAPES_FROM_VALUES = (
+    "Where",
+    "Unique",
+    "NonMaxSuppression",
+    "DynamicPartition",
+    "Sparse",
+    "StringSplit",
+    "RaggedRange",
+    "SetDiff",
+    "ListDiff",
+    "BooleanMask",
+    "DecodeJpeg",
+    "DecodePng",
+    "DecodeRaw",
+    "DecodeImage",
+)
+
+
+def makes_shape_of_values(op: str) -> bool:
+    """Whether the shape of an output depends on input values."""
+    return op.startswith(_SHAPES_FROM_VALUES)
+
+
 def may_fail(op: str) -> bool:
-    """Whether the op may raise depending on values."""
+    """Whether the op may raise depending on values, all shapes being certain."""
     return op not in _INFALLIBLE

@@ -29,7 +29,8 @@ _LIBRARIES = tuple(
 _SITE_PACKAGES = os.path.dirname(os.path.dirname(tf.__file__)) + os.sep
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Whether a file belongs to the user's program, not to TensorFlow, Keras, Python or us."""
     if filename.startswith(_SITE_PACKAGES):
         return not filename.startswith(_LIBRARIES)
     return not filename.startswith(_LIBRARIES) and not filename.startswith("<frozen")
@@ -61,7 +62,7 @@ def user_location(depth: int = 12) -> Location:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(frames) < depth:
         code = frame.f_code
-        if _is_users(code.co_filename):
+        if is_users(code.co_filename):
             frames.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return Location(tuple(frames))

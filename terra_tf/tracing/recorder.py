@@ -16,7 +16,15 @@ import numpy as np
 from terra_tf import native, tensorflow_internals
 from terra_tf.settings import settings
 from terra_tf.tensorflow_internals import EagerTensor
-from terra_tf.tracing.effects import Effect, effect_of, runs_in_place
+from terra_tf.tracing.effects import (
+    ON_VARIABLES,
+    Effect,
+    effect_of,
+    makes_shape_of_values,
+    may_fail,
+    runs_in_place,
+)
+from terra_tf.tracing.handlers import may_be_handled
 from terra_tf.tracing.location import user_location
 from terra_tf.tracing.trace import (
     Arg,
@@ -56,6 +64,7 @@ class Recorder:
         self._arguments = {id(tensor) for tensor in arguments}
         self._seen: list[tuple[Any, ...]] = []  # op callbacks of the call in progress
         self._callback = self._on_op  # one object, so that it can be removed again
+        self._uncertain: set[int] = set()  # outputs whose shape depends on values
         self._effects_seen = prefix is not None
 
     # --- life ---
@@ -103,19 +112,24 @@ class Recorder:
         if op == EAGER_CONST:
             return -1
         returned = _as_list(result)
-        if call == Call.FAST_PATH:
-            node = self._fast_path_node(op, args, seen, returned)
+        effect = self._effect(op, Call(call), args)
+        if runs_in_place(effect):
+            node = self._in_place_node(op, Call(call), args)
+        elif call == Call.FAST_PATH:
+            node = self._fast_path_node(op, args, seen)
         else:
             node = self._execute_node(op, Call(call), args)
+        node.effect = effect
         node.first_output = len(self.trace.outputs)
         node.num_outputs = len(returned)
         node.result = _result_kind(result)
+        node.groups = _groups(result)
         node.location = user_location()
-        effect = effect_of(op)
-        if runs_in_place(effect):
+        if node.in_place:
             self._note_kept()
         self._effects_seen |= effect is not Effect.PURE
         self.trace.nodes.append(node)
+        self._note_uncertain(node)
         for i, tensor in enumerate(returned):
             self.trace.outputs.append(OutputInfo(*_dtype_and_shape(tensor)))
             self._remember(tensor, node.first_output + i)
@@ -158,12 +172,38 @@ class Recorder:
 
     # --- nodes ---
 
+    def _note_uncertain(self, node: Node) -> None:
+        uncertain = any(isinstance(s, Output) and s.index in self._uncertain for s in node.inputs)
+        if uncertain or makes_shape_of_values(node.op):
+            self._uncertain.update(node.outputs)
+
+    def _effect(self, op: str, call: Call, args: tuple[Any, ...]) -> Effect:
+        effect = effect_of(op)
+        if runs_in_place(effect):
+            return effect
+        inputs = _tensors(args[3:] if call is Call.FAST_PATH else args[3])
+        uncertain = any(self._output_of(x) in self._uncertain for x in inputs)
+        if (may_fail(op) or uncertain) and may_be_handled():
+            # The handler has to see the error, so the op runs where the handler is.
+            return Effect.LOCAL if effect is Effect.PURE else Effect.BARRIER
+        if effect in ON_VARIABLES:
+            resources = [x for x in inputs if x.dtype.as_datatype_enum == _RESOURCE]
+            # A variable that was made in this very step lives in Python's half.
+            if any(id(x) in self._alive for x in resources):
+                return Effect.LOCAL
+        return effect
+
+    def _in_place_node(self, op: str, call: Call, args: tuple[Any, ...]) -> Node:
+        name = "" if tensorflow_internals.op_def(op) is None and call is not Call.FAST_PATH else op
+        inputs = _tensors(args[3:] if call is Call.FAST_PATH else args[3])
+        known = [self._output_of(x) for x in inputs]
+        sources = tuple(Output(output) for output in known if output is not None)
+        return Node(name, call, (), sources, (), 0, 0, Result.NONE)
+
     def _fast_path_node(
-        self, op: str, args: tuple[Any, ...], seen: list[tuple[Any, ...]], returned: list[Any]
+        self, op: str, args: tuple[Any, ...], seen: list[tuple[Any, ...]]
     ) -> Node:
         definition = tensorflow_internals.op_def(op)
-        if definition is None:  # one of our own marks
-            return Node(op, Call.FAST_PATH, (), (), (), 0, 0, Result.NONE)
         # Nested ops of the call (a Python function's body) are seen first, so ours is the last one.
         _, inputs, attrs, _, *_ = next(s for s in reversed(seen) if _op_name(s[0]) == op)
         rest = args[3:]
@@ -196,12 +236,9 @@ class Recorder:
             return self._new_external(
                 External(Kind.NUMBER, *_dtype_and_shape(tensor), tensor, _frozen(passed), _content(tensor))
             )
-        known = self._alive.get(id(passed))
-        if known is not None:
-            return Output(known[0])
-        shared = native.core.recorded_output(passed)
-        if shared >= 0:
-            return Output(shared)
+        output = self._output_of(passed)
+        if output is not None:
+            return Output(output)
         if id(passed) in self._externals:
             return Outside(self._externals[id(passed)])
         dtype, shape = _dtype_and_shape(passed)
@@ -216,6 +253,14 @@ class Recorder:
         self._externals[id(passed)] = source.index
         self._held.append(passed)
         return source
+
+    def _output_of(self, tensor: Any) -> int | None:
+        """The output that a tensor is, if an op of this iteration made it."""
+        known = self._alive.get(id(tensor))
+        if known is not None:
+            return known[0]
+        shared = native.core.recorded_output(tensor)  # another tensor with the same handle
+        return shared if shared >= 0 else None
 
     def _is_small(self, tensor: Any, dtype: int, shape: tuple[int, ...]) -> bool:
         if dtype in _UNSIZED or id(tensor) in self._arguments:
@@ -266,7 +311,27 @@ def _frozen(value: Any) -> Any:
 def _as_list(result: Any) -> list[Any]:
     if result is None:
         return []
-    return list(result) if isinstance(result, (list, tuple)) else [result]
+    if not isinstance(result, (list, tuple)):
+        return [result]
+    return [x for item in result for x in (item if isinstance(item, list) else [item])]
+
+
+def _groups(result: Any) -> tuple[int, ...]:
+    """How an op with several outputs, some of them lists, returns them."""
+    if not isinstance(result, list) or not any(isinstance(item, list) for item in result):
+        return ()
+    return tuple(len(item) if isinstance(item, list) else -1 for item in result)
+
+
+def _tensors(args: Any) -> list[Any]:
+    """The tensors among call arguments."""
+    found = []
+    for arg in args:
+        if type(arg) is EagerTensor:
+            found.append(arg)
+        elif isinstance(arg, (list, tuple)):
+            found += _tensors(arg)
+    return found
 
 
 def _result_kind(result: Any) -> Result:

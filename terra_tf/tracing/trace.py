@@ -19,6 +19,7 @@ import enum
 from collections.abc import Iterator
 from typing import Any
 
+from terra_tf.tracing.effects import Effect, runs_in_place
 from terra_tf.tracing.location import NOWHERE, Location
 
 
@@ -70,7 +71,7 @@ class Kind(enum.Enum):
     RESOURCE = "resource"  # a handle: this very object
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class External:
     """A value that an iteration got from outside of its own ops.
 
@@ -108,12 +109,12 @@ class OutputInfo:
     shape: tuple[int, ...]
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Node:
     """One op call.
 
     Attributes:
-      op: op type, or the name of a called function.
+      op: op type; empty for the call of a function, whose name may change with every call.
       call: the entry point.
       args: what was passed, in the entry point's own order (after its three fixed arguments).
       inputs: the op's flat tensor inputs.
@@ -121,6 +122,8 @@ class Node:
       first_output: number of its first output.
       num_outputs: how many outputs it has.
       result: what the call returned.
+      groups: sizes of the lists in a nested result, -1 for a tensor; empty if nothing is nested.
+      effect: what it does besides computing its outputs.
       misses: the fast path refused the call; what the slow path did follows as nodes.
       location: the user's line.
     """
@@ -133,8 +136,15 @@ class Node:
     first_output: int
     num_outputs: int
     result: Result
+    groups: tuple[int, ...] = ()
+    effect: Effect = Effect.PURE
     misses: bool = False
     location: Location = NOWHERE
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it runs eagerly where the program calls it."""
+        return runs_in_place(self.effect)
 
     @property
     def outputs(self) -> range:
@@ -165,7 +175,7 @@ class Read:
     location: Location
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Trace:
     """One iteration.
 
@@ -231,13 +241,19 @@ def _same_arg(a: Arg, b: Arg) -> bool:
 
 
 def _same_node(a: Node, b: Node) -> bool:
-    return (
+    alike = (
         a.op == b.op
         and a.call == b.call
         and a.misses == b.misses
+        and a.effect == b.effect
         and a.num_outputs == b.num_outputs
         and a.result == b.result
-        and a.inputs == b.inputs
+        and a.groups == b.groups
+    )
+    if not alike or a.in_place:  # what runs in place takes whatever it is given
+        return alike
+    return (
+        a.inputs == b.inputs
         and len(a.args) == len(b.args)
         and all(map(_same_arg, a.args, b.args))
     )

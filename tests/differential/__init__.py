@@ -36,9 +36,12 @@ Adding a program is adding one generator function to a file in `programs/`:
 
 Run one row, or a few, in the foreground, from the top of the checkout:
 
-    python -m tests.differential counted_steps
-    python -m tests.differential counted_steps --iterations 200 --read each
+    python -m tests.differential raw_momentum
+    python -m tests.differential raw_momentum gradient_maml --iterations 200 --read each
     python -m tests.differential --list
+
+As a test: `pytest tests/differential -k raw_momentum`. With `-m full`, each row also runs eagerly
+twice (`-k deterministic`; this needs no `terra_tf`), and co-executed with every yield read at once.
 
 The files: `table` (the decorator), `observation` (what a value looks like to a user), `capture`
 (printed text), `harness` (one row, two runs, the verdict), `worker` (rows in a process of their

@@ -1,4 +1,4 @@
-"""Runs rows in a process of its own, so that a crash or a hang costs one row and not the session.
+"""Runs rows in a process of its own, so that a crash or a hang costs one row and not the whole run.
 
 `Worker` is the parent's side: it starts a process on demand, sends it one row at a time, and starts
 a new one after a crash or a timeout. `serve` is the child's side. Both speak JSON, a line each way,

@@ -61,7 +61,7 @@ def error_of_user_caught_inside(terra):
     yield total, events
 
 
-@program(coexecuted=2, fallbacks=(0, None))
+@program(coexecuted=3, fallbacks=(0, None))
 def error_of_reshape_caught_inside(terra):
     """A reshape that fails by value in a `try` of the step; the handler computes instead."""
     total = tf.Variable(tf.zeros([2]))
@@ -79,6 +79,9 @@ def error_of_reshape_caught_inside(terra):
         return None, tf.reduce_sum(halves, axis=1)
 
     for turn, (x, _) in enumerate(regression(terra.iterations)):
+        x = tf.abs(x)
+        if turn in (5, 9):
+            x = tf.tensor_scatter_nd_update(x, [[0, 0]], [-1.0])
         yield step(turn, x)
     yield total
 

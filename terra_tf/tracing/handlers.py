@@ -1,0 +1,73 @@
+"""Finds out whether the user's program could handle an error of the op it is calling.
+
+An op that may fail inside a `try` (or a `with` whose exit could swallow an exception) has to fail
+where the handler is, so it is run in place. What counts are the user's frames between the op and
+the region; which of their lines lie in such a block is read from their source, once per file. Where
+there is no source, an op counts as handled, which is always right.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import sys
+from types import FrameType
+
+from terra_tf.tracing.location import is_users
+
+# Context managers that never swallow an exception.
+_HARMLESS = frozenset(
+    """GradientTape ForwardAccumulator name_scope device init_scope control_dependencies as_default
+    record_if stop_recording Profile Trace scope suspend variable_creator_scope experimental_mode
+    disable Lock lock open StringIO""".split()
+)
+
+
+def may_be_handled() -> bool:
+    """Whether an exception raised by the call in progress could be caught inside the region."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == _API and code.co_name == "__call__":
+            return False
+        if is_users(code.co_filename) and _in_block(code.co_filename, frame.f_lineno):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _in_block(filename: str, line: int) -> bool:
+    blocks = _blocks(filename)
+    return blocks is None or any(first <= line <= last for first, last in blocks)
+
+
+@functools.lru_cache(maxsize=256)
+def _blocks(filename: str) -> tuple[tuple[int, int], ...] | None:
+    """Line ranges of the blocks whose exceptions may be caught; None if there is no source."""
+    source = "".join(linecache.getlines(filename))
+    if not source:
+        return None
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return None
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and node.handlers:
+            found.append((node.body[0].lineno, node.body[-1].end_lineno or node.lineno))
+        elif isinstance(node, ast.With) and not all(map(_is_harmless, node.items)):
+            found.append((node.body[0].lineno, node.body[-1].end_lineno or node.lineno))
+    return tuple(found)
+
+
+def _is_harmless(item: ast.withitem) -> bool:
+    expression = item.context_expr
+    if isinstance(expression, ast.Call):
+        expression = expression.func
+    if isinstance(expression, ast.Attribute):
+        return expression.attr in _HARMLESS
+    return isinstance(expression, ast.Name) and expression.id in _HARMLESS
+
+
+_API = __file__.replace("tracing/handlers.py", "api.py").replace("tracing\\handlers.py", "api.py")
