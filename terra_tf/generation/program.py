@@ -95,6 +95,7 @@ class ProgramWriter:
             node.op,
             int(node.call),
             node.misses,
+            node.fails,
             in_place,
             self._plan.barrier.get(k, -1),
             [self._arg(arg) for arg in node.args],

@@ -46,13 +46,14 @@ Arg ArgFromPython(Program* program, const py::tuple& spec) {
   return arg;
 }
 
-void AddNode(Program& program, py::str op, int call, bool misses, bool in_place, int boundary,
+void AddNode(Program& program, py::str op, int call, bool misses, bool fails, bool in_place, int boundary,
              const py::list& args, py::object gradient_attrs, py::object gradient_inputs,
              int first_output, int num_outputs, int result, std::vector<int> groups) {
   Node node;
   node.op = program.Own(op.ptr());
   node.call = static_cast<CallKind>(call);
   node.misses = misses;
+  node.fails = fails;
   node.in_place = in_place;
   node.boundary = boundary;
   for (py::handle spec : args) node.args.push_back(ArgFromPython(&program, spec.cast<py::tuple>()));

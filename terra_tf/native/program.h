@@ -44,6 +44,7 @@ struct Node {
   PyObject* op = nullptr;  // str
   CallKind call = CallKind::kFastPath;
   bool misses = false;    // the fast path refuses this call; its slow path follows as other nodes
+  bool fails = false;     // in place, and it raised an error
   bool in_place = false;  // runs eagerly where eager would have
   int boundary = -1;      // in place, and this boundary has to be passed before
   std::vector<Arg> args;

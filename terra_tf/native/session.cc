@@ -2,6 +2,7 @@
 
 #include <structmember.h>
 
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -90,6 +91,7 @@ PyObject* Record(PyObject* const* args, Py_ssize_t count, PyObject* original, Ca
     Unwrapped unwrapped;
     Unwrap(args + 3, count - 3, &unwrapped);
     // Unfinished values of earlier iterations have become plain at the latest here.
+    session.nested = false;
     if (MaterialiseAll(args + 3, count - 3)) {
       result = PyObject_Vectorcall(original, args, count, nullptr);
     }
@@ -107,8 +109,8 @@ PyObject* Record(PyObject* const* args, Py_ssize_t count, PyObject* original, Ca
       PyTuple_SET_ITEM(seen, i, args[i]);
     }
     const char* method = result != nullptr ? "on_call" : missed ? "on_miss" : "on_error";
-    first = PyObject_CallMethod(recorder, method, "iOO", static_cast<int>(call), seen,
-                                result != nullptr ? result : Py_None);
+    first = PyObject_CallMethod(recorder, method, "iOOi", static_cast<int>(call), seen,
+                                result != nullptr ? result : Py_None, session.nested ? 1 : 0);
     Py_DECREF(seen);
   }
   Py_DECREF(recorder);
@@ -139,11 +141,15 @@ struct Hook {
   PyObject* original;
 };
 
-// Ops by which TensorFlow turns a Python value into a tensor that a tape can watch. Gradient code
-// reads their results as Python values, so they are made at once and count as values from outside.
-bool IsEagerConst(PyObject* op) {
-  static PyObject* name = PyUnicode_InternFromString("_EagerConst");
-  return op == name || (PyUnicode_Check(op) && PyUnicode_Compare(op, name) == 0);
+// Ops that are no part of the program's sequence and pass on in every mode. `_EagerConst` turns a
+// Python value into a tensor that a tape can watch; gradient code reads it as a Python value. The
+// others free a resource when Python's garbage collection comes to it, which can be anywhere.
+bool OutsideOfSequence(PyObject* op) {
+  static auto* names = new std::unordered_set<std::string>{
+      "_EagerConst", "DestroyResourceOp", "DeleteIterator", "DeleteMultiDeviceIterator",
+      "DeleteMemoryCache", "DeleteRandomSeedGenerator", "DeleteSeedGenerator"};
+  const char* name = PyBytes_Check(op) ? PyBytes_AS_STRING(op) : PyUnicode_AsUTF8(op);
+  return name != nullptr && (name[0] == 'D' || name[0] == '_') && names->count(name) > 0;
 }
 
 int g_inside = 0;  // threads inside a region; changed with the GIL held
@@ -180,14 +186,14 @@ PyObject* HookCall(PyObject* self, PyObject* const* args, size_t nargsf, PyObjec
     return PyObject_Vectorcall(hook->original, args, nargsf, keywords);
   }
   Session& session = CurrentSession();
-  if (session.suspended > 0 || session.mode == Mode::kOutside || session.mode == Mode::kPlain) {
+  const bool inside = session.mode == Mode::kRecord || session.mode == Mode::kWalk;
+  if (inside && session.suspended > 0) session.nested = true;
+  if (!inside || session.suspended > 0 ||
+      OutsideOfSequence(args[hook->call == CallKind::kFastPath ? 1 : 2])) {
     return PassOn(args, count, hook->original, hook->call);
   }
   if (session.mode == Mode::kWalk) {
     bool matched = false;
-    if (IsEagerConst(args[hook->call == CallKind::kFastPath ? 1 : 2])) {
-      return PassOn(args, count, hook->original, hook->call);
-    }
     PyObject* result = session.walk->Match(hook->call, args, count, hook->original, &matched);
     if (matched || PyErr_Occurred()) return result;
     if (!session.walk->Fallback("new-op", -1)) return nullptr;

@@ -330,16 +330,23 @@ PyObject* Walk::RunInPlace(const Node& node, PyObject* const* args, Py_ssize_t c
     Suspended suspended;  // what the op itself runs is not part of the trace
     result = PyObject_Vectorcall(original, args, count, nullptr);
   }
-  if (result == nullptr) return nullptr;
-  // With another number of outputs it is another op to the trace, but it has run and stays run.
-  const bool as_recorded = KeepOutputs(node, result);
-  if (as_recorded) ++cursor_;
-  if (node.boundary >= 0) {
-    base_ = cursor_;
-    iteration->Set(program->boundaries[node.boundary].resume_slot, Tensor());
+  if (result == nullptr) {
+    if (node.fails) Passed(node);
+    return nullptr;
   }
+  // With another number of outputs it is another op to the trace, but it has run and stays run.
+  const bool as_recorded = !node.fails && KeepOutputs(node, result);
+  if (as_recorded) Passed(node);
   if (!as_recorded && !Fallback("new-op", -1)) Py_CLEAR(result);
   return result;
+}
+
+// An op in place has run as recorded.
+void Walk::Passed(const Node& node) {
+  ++cursor_;
+  if (node.boundary < 0) return;
+  base_ = cursor_;
+  iteration->Set(program->boundaries[node.boundary].resume_slot, Tensor());
 }
 
 bool Walk::KeepOutputs(const Node& node, PyObject* result) {
@@ -354,6 +361,8 @@ bool Walk::KeepOutputs(const Node& node, PyObject* result) {
 }
 
 std::vector<int> Walk::UnfetchedKept() {
+  while (DropDead(cursor_)) {
+  }
   std::vector<int> found;
   for (size_t i = 0; i < values_.size(); ++i) {
     const bool fetched = (*program->outputs)[i].fetch >= 0;
@@ -362,7 +371,25 @@ std::vector<int> Walk::UnfetchedKept() {
   return found;
 }
 
+// Lets go of outputs that nobody else holds; returns whether there were any.
+bool Walk::DropDead(int end_node) {
+  bool dropped = false;
+  for (int k = end_node - 1; k >= 0; --k) {  // later outputs hold earlier ones as attributes
+    const Node& node = program->nodes[k];
+    if (node.in_place) continue;  // a replay cannot make these again
+    for (int i = node.first_output + node.num_outputs - 1; i >= node.first_output; --i) {
+      PyObject* tensor = values_[i];
+      if (tensor == nullptr || Py_REFCNT(tensor) > 1 || HandleIsShared(tensor)) continue;
+      Py_CLEAR(values_[i]);
+      dropped = true;
+    }
+  }
+  return dropped;
+}
+
 bool Walk::AllKeptAreFetched(int end_node, int* output) {
+  while (DropDead(end_node)) {
+  }
   for (int k = 0; k < end_node; ++k) {
     const Node& node = program->nodes[k];
     if (node.in_place) continue;
@@ -486,11 +513,7 @@ bool Walk::FetchInto(int output) {
 void Walk::Close() {
   iteration->walk = nullptr;
   Py_CLEAR(on_fallback_);
-  for (const Node& node : program->nodes) {
-    if (node.in_place) continue;  // a late replay cannot make these again
-    for (int i = node.first_output; i < node.first_output + node.num_outputs; ++i) {
-      if (values_[i] != nullptr && Py_REFCNT(values_[i]) == 1) Py_CLEAR(values_[i]);
-    }
+  while (DropDead(cursor_)) {
   }
 }
 

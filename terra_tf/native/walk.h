@@ -60,12 +60,14 @@ class Walk {
   PyObject* RunInPlace(const Node& node, PyObject* const* args, Py_ssize_t count,
                        PyObject* original);
   PyObject* Nested(const Node& node, PyObject* results);
+  void Passed(const Node& node);
   bool KeepOutputs(const Node& node, PyObject* result);
   bool RecordGradient(const Node& node, PyObject* const* args, PyObject* results);
   // Opens the gates before `boundaries[count]` as far as that is allowed.
   bool PassBoundaries(int count);
   bool FetchInto(int output);  // settles a placeholder from its fetch
   bool AllKeptAreFetched(int end_node, int* output);
+  bool DropDead(int end_node);
   SlotState WaitSlot(int slot, tensorflow::Tensor* value, bool* interrupted);
 
   PyObject* on_fallback_;

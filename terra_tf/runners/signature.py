@@ -6,12 +6,17 @@ the values of flags, but not numbers, which differ from call to call without cha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from terra_tf.tensorflow_internals import EagerTensor
+
+
+_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 
 def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list[Any]]:
@@ -36,4 +41,13 @@ def _key(value: Any, tensors: list[Any]) -> Hashable:
         return (value.dtype.str, value.shape)
     if kind is bool or value is None or kind is str:
         return value
-    return kind
+    if isinstance(value, _COMPOSITE):
+        parts = tf.nest.flatten(value, expand_composites=True)
+        return (kind, tuple([_key(part, tensors) for part in parts]))
+    return (kind, id(value)) if _has_variables(kind) else kind
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_variables(kind: type) -> bool:
+    """Whether another object of the type means other variables: a variable, a model, an optimizer."""
+    return issubclass(kind, (tf.Variable, tf.Module)) or hasattr(kind, "variables")

@@ -44,7 +44,6 @@ from terra_tf.tracing.trace import (
 
 _RESOURCE, _VARIANT, _STRING = 20, 21, 7
 _UNSIZED = frozenset({_RESOURCE, _VARIANT, _STRING})
-EAGER_CONST = "_EagerConst"
 
 
 class Recorder:
@@ -81,8 +80,23 @@ class Recorder:
     def finish(self) -> Trace:
         """Ends the recording; the tensors that the program kept become plain ones."""
         self.trace.kept[len(self.trace.nodes)] = self._kept_now()
+        self._fail_before_what_is_visible()
         self.abandon()
         return self.trace
+
+    def _fail_before_what_is_visible(self) -> None:
+        """Puts ops in place that may fail before something that cannot be taken back.
+
+        A print, a random draw or a written file after a failed op must not happen, so Python has to
+        know in time.
+        """
+        visible = False
+        for node in reversed(self.trace.nodes):
+            if node.misses:
+                continue
+            if visible and not node.in_place and (may_fail(node.op) or self._takes_uncertain(node)):
+                node.effect = Effect.LOCAL if node.effect is Effect.PURE else Effect.BARRIER
+            visible = visible or effect_of(node.op) is Effect.LOCAL
 
     def abandon(self) -> None:
         """Ends the recording without a trace."""
@@ -105,14 +119,21 @@ class Recorder:
 
     # --- called by the native hooks ---
 
-    def on_call(self, call: int, args: tuple[Any, ...], result: Any) -> int:
-        """Adds the node of a call that succeeded; returns the number of its first output."""
+    def on_call(self, call: int, args: tuple[Any, ...], result: Any, nested: int) -> int:
+        """Adds the node of a call that succeeded; returns the number of its first output.
+
+        Args:
+          call: the entry point, as in Call.
+          args: its arguments.
+          result: what it returned.
+          nested: whether it called ops of its own.
+        """
         op = _op_name(args[1 if call == Call.FAST_PATH else 2])
         seen, self._seen = self._seen, []
-        if op == EAGER_CONST:
-            return -1
         returned = _as_list(result)
         effect = self._effect(op, Call(call), args)
+        if nested and effect is Effect.PURE:
+            effect = Effect.LOCAL  # it called ops of its own, e.g. for a forward-mode derivative
         if runs_in_place(effect):
             node = self._in_place_node(op, Call(call), args)
         elif call == Call.FAST_PATH:
@@ -135,7 +156,7 @@ class Recorder:
             self._remember(tensor, node.first_output + i)
         return node.first_output
 
-    def on_miss(self, call: int, args: tuple[Any, ...], _: None) -> int:
+    def on_miss(self, call: int, args: tuple[Any, ...], _: None, nested: int) -> int:
         """Notes that the fast path refused a call."""
         self._seen = []
         self.trace.nodes.append(
@@ -154,9 +175,18 @@ class Recorder:
         )
         return -1
 
-    def on_error(self, call: int, args: tuple[Any, ...], _: None) -> int:
-        """A call failed: nothing was made, so nothing is added."""
+    def on_error(self, call: int, args: tuple[Any, ...], _: None, nested: int) -> int:
+        """Adds the node of a call that raised: it runs in place, so that it can raise again."""
+        op = _op_name(args[1 if call == Call.FAST_PATH else 2])
         self._seen = []
+        effect = self._effect(op, Call(call), args)
+        node = self._in_place_node(op, Call(call), args)
+        node.effect = Effect.LOCAL if effect in (Effect.PURE, Effect.LOCAL) else Effect.BARRIER
+        node.fails = True
+        node.first_output = len(self.trace.outputs)
+        node.location = user_location()
+        self._note_kept()
+        self.trace.nodes.append(node)
         return -1
 
     def on_read(self, output: int) -> None:
@@ -173,9 +203,11 @@ class Recorder:
     # --- nodes ---
 
     def _note_uncertain(self, node: Node) -> None:
-        uncertain = any(isinstance(s, Output) and s.index in self._uncertain for s in node.inputs)
-        if uncertain or makes_shape_of_values(node.op):
+        if self._takes_uncertain(node) or makes_shape_of_values(node.op):
             self._uncertain.update(node.outputs)
+
+    def _takes_uncertain(self, node: Node) -> bool:
+        return any(isinstance(s, Output) and s.index in self._uncertain for s in node.inputs)
 
     def _effect(self, op: str, call: Call, args: tuple[Any, ...]) -> Effect:
         effect = effect_of(op)

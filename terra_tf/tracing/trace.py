@@ -124,6 +124,7 @@ class Node:
       result: what the call returned.
       groups: sizes of the lists in a nested result, -1 for a tensor; empty if nothing is nested.
       effect: what it does besides computing its outputs.
+      fails: the call raised an error.
       misses: the fast path refused the call; what the slow path did follows as nodes.
       location: the user's line.
     """
@@ -139,6 +140,7 @@ class Node:
     groups: tuple[int, ...] = ()
     effect: Effect = Effect.PURE
     misses: bool = False
+    fails: bool = False
     location: Location = NOWHERE
 
     @property
@@ -245,6 +247,7 @@ def _same_node(a: Node, b: Node) -> bool:
         a.op == b.op
         and a.call == b.call
         and a.misses == b.misses
+        and a.fails == b.fails
         and a.effect == b.effect
         and a.num_outputs == b.num_outputs
         and a.result == b.result

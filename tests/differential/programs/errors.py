@@ -61,7 +61,7 @@ def error_of_user_caught_inside(terra):
     yield total, events
 
 
-@program(coexecuted=3, fallbacks=(0, None))
+@program(coexecuted=1, fallbacks=(0, None))
 def error_of_reshape_caught_inside(terra):
     """A reshape that fails by value in a `try` of the step; the handler computes instead."""
     total = tf.Variable(tf.zeros([2]))
@@ -229,7 +229,7 @@ def error_in_context_managers(terra):
     yield total, entered
 
 
-@program(coexecuted=3, fallbacks=(0, None))
+@program(coexecuted=1, fallbacks=(0, None))
 def error_of_wrong_types(terra):
     """Errors that TensorFlow's Python raises: wrong dtypes, unknown shapes, a bool of a row."""
     total = tf.Variable(0.0)

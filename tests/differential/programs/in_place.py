@@ -282,7 +282,7 @@ def in_place_file_ops(terra):
             yield step(turn, x)
 
 
-@program()
+@program(coexecuted=0)  # a variable that other threads use keeps its steps eager
 def in_place_thread_of_the_user(terra):
     """The step starts a thread that updates a shared variable, and waits for it."""
     shared = tf.Variable(tf.zeros([4]))

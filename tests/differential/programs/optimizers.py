@@ -247,7 +247,7 @@ def rate_is_a_variable(terra):
     yield model, optimizer, scale
 
 
-@program(keras="both")
+@program(coexecuted=5, fallbacks=(0, 3), keras="both")  # which values are looked at varies
 def rate_schedules(terra):
     """Keras schedules: exponential, cosine with restarts, piecewise; three optimizers."""
     keras = tf.keras

@@ -41,7 +41,7 @@ def shape_alternating_batches(terra):
     yield net
 
 
-@program(coexecuted=4, fallbacks=(0, 4))
+@program(coexecuted=0, fallbacks=(0, 4))
 def shape_sequence_lengths(terra):
     """Padded batches of texts: another length in nearly every step, one matrix product."""
     table, weights = tf.Variable(tf.random.normal([20, 4])), tf.Variable(tf.ones([4, 1]))
@@ -113,7 +113,7 @@ def shape_read_in_python(terra):
         yield step(x[: (8, 6, 8, 4)[turn % 4]])
 
 
-@program(coexecuted=4, fallbacks=(0, 4))
+@program(coexecuted=1, fallbacks=(0, 4))
 def shape_read_in_tensorflow(terra):
     """tf.shape in the computation: reshape, tile and broadcast by it."""
 

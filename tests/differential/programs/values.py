@@ -66,7 +66,7 @@ def value_float_types(terra):
     yield weights
 
 
-@program(coexecuted=4, fallbacks=(0, None))
+@program(coexecuted=2, fallbacks=(0, None))
 def value_ragged(terra):
     """Ragged tensors passed in, computed with, returned."""
 

@@ -1,0 +1,393 @@
+"""Fallback at every op position: nothing is lost, nothing is done twice.
+
+A training step with two optimizer updates, gradients, a random draw, reads that steer Python and
+printed text is first co-executed. Then one iteration is disturbed at its k-th op call, for every k:
+by another op, by a write, by a look at a value, by keeping a tensor, by an exception, by an early
+return. The same program with the same disturbance, run eagerly, is the truth: values, variables,
+optimizer slots, random streams, Python state and printed text have to agree bit for bit, and
+co-execution has to come back.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import terra_tf as terra
+from terra_tf import tensorflow_internals
+from terra_tf.report import observers
+from terra_tf.runners.retreat import Retreat
+from terra_tf.settings import settings
+
+pytestmark = pytest.mark.timeout(120)
+
+BEFORE, AFTER = 3, 2  # iterations around the disturbed one
+FORCED = BEFORE  # number of the disturbed iteration
+RATES = [0.1 / (1 + turn) for turn in range(BEFORE + 1 + AFTER)]
+
+
+@pytest.fixture(autouse=True)
+def _no_retreat(monkeypatch):
+    """The step may not decide by the clock that it stays eager."""
+    monkeypatch.setattr(Retreat, "stay_eager", lambda self: False)
+
+
+@pytest.fixture(params=[0, 1], ids=["lead0", "lead1"])
+def lead(request, monkeypatch):
+    """How far Python may be ahead."""
+    monkeypatch.setattr(settings, "lead", request.param)
+    return request.param
+
+
+# ---------------------------------------------------------------- the program
+
+
+class Training:
+    """A model, two optimizers and the Python state of a training program, from one seed."""
+
+    def __init__(self, order: str):
+        tf.random.set_seed(5)
+        numbers = np.random.RandomState(3)
+        self.order = order
+        self.inputs = [_float32(numbers.normal(size=(4, 3))) for _ in RATES]
+        self.targets = [_float32(numbers.normal(size=(4, 1))) for _ in RATES]
+        self.hidden = keras.Variable(numbers.normal(size=(3, 2)).astype(np.float32))
+        self.momentum = keras.optimizers.SGD(0.05, momentum=0.9)
+        self.momentum.build([self.hidden])
+        self.head = tf.Variable(_float32(numbers.normal(size=(2, 1))))
+        self.first = tf.Variable(tf.zeros([2, 1]))
+        self.second = tf.Variable(tf.zeros([2, 1]))
+        self.looks: list[float] = []
+        self.above = 0
+
+    def step(self, x, y, rate):
+        with tf.GradientTape() as tape:
+            hidden = tf.nn.relu(tf.matmul(x, self.hidden))
+            noise = tf.random.uniform([4, 2], 0.5, 1.5)
+            loss = tf.reduce_mean(tf.square(tf.matmul(hidden * noise, self.head) - y))
+        gradients = tape.gradient(loss, [self.hidden.value, self.head])
+        updates = [
+            functools.partial(self.momentum.apply, gradients[:1], [self.hidden]),
+            functools.partial(self.adam_by_kernel, gradients[1], rate),
+        ]
+        for number, update in enumerate(updates if self.order == "assign" else updates[::-1]):
+            update()
+            if number == 0:
+                self.look(loss)
+        return {"loss": loss, "norms": [tf.norm(self.hidden.value), tf.norm(self.head)]}
+
+    def look(self, loss):
+        """Reads behind the first update; what is found steers Python."""
+        seen = float(tf.reduce_sum(self.hidden.value) + tf.reduce_sum(self.head))
+        self.looks.append(seen)
+        print(f"seen {seen} at loss {float(loss)}")
+        if seen > -100:
+            self.above += 1
+            self.first.assign(self.first * 0.999)
+
+    def adam_by_kernel(self, gradient, rate):
+        tf.raw_ops.ResourceApplyAdam(
+            var=self.head.handle,
+            m=self.first.handle,
+            v=self.second.handle,
+            beta1_power=0.9,
+            beta2_power=0.999,
+            lr=rate,
+            beta1=0.9,
+            beta2=0.999,
+            epsilon=1e-7,
+            grad=gradient,
+        )
+
+    def statements(self, x, y, rate):
+        """The same step, one op call a statement; gives way after each with what it has."""
+        weights = self.hidden.value.read_value()
+        yield weights
+        hidden = tf.raw_ops.MatMul(a=x, b=weights)
+        yield hidden
+        noise = tf.random.uniform([4, 2])
+        yield noise
+        head = self.head.read_value()
+        yield head
+        error = tf.raw_ops.MatMul(a=hidden + noise, b=head) - y
+        yield error
+        to_head = tf.raw_ops.MatMul(a=hidden, b=error, transpose_a=True)
+        yield to_head
+        to_hidden = tf.raw_ops.MatMul(a=error, b=head, transpose_b=True)
+        yield to_hidden
+        self.adam_by_kernel(to_head, rate)
+        yield to_head
+        self.look(tf.reduce_sum(error))
+        yield error
+        to_weights = tf.raw_ops.MatMul(a=x, b=to_hidden, transpose_a=True)
+        yield to_weights
+        self.momentum.apply([to_weights], [self.hidden])
+        yield tf.reduce_sum(self.hidden.value)
+        self.adam_by_kernel(to_head, rate * 0.5)
+        yield tf.reduce_sum(self.head)
+
+    def variables(self):
+        slots = {f"slot{i}": slot for i, slot in enumerate(self.momentum.variables)}
+        return {
+            "hidden": self.hidden,
+            "head": self.head,
+            "first": self.first,
+            "second": self.second,
+            **slots,
+        }
+
+
+def _float32(array):
+    return tf.constant(array, tf.float32)
+
+
+# ---------------------------------------------------------------- the disturbance
+
+
+class Interposer:
+    """Stands before TensorFlow's entry points; acts right before the k-th call of an iteration.
+
+    In eager mode TensorFlow reads a variable that is passed straight to an op without a call of its
+    own; Terra sends such calls to TensorFlow's slow path, which makes more of them. So that position
+    k means the same in both, the eager run is sent there too: it is eager's own way all the same.
+    """
+
+    def __init__(self, monkeypatch):
+        self.active = False
+        self.eager = False
+        self.calls = 0
+        self.position = -1
+        self.act = None
+        self.latest = None  # result of the latest call
+        # The first step of a process replaces the entry points: it must have happened.
+        terra.function(lambda: None)()
+        for name in tensorflow_internals.ENTRY_POINTS:
+            entry = self._before(name, tensorflow_internals.entry_point(name))
+            monkeypatch.setattr(tensorflow_internals.pywrap_tfe, name, entry)
+
+    def _before(self, name, original):
+        def entry(*args):
+            if not self.active:
+                return original(*args)
+            position, self.calls = self.calls, self.calls + 1
+            if position == self.position:
+                self.active = False  # the calls of a replay are not the program's
+                self.act()
+            if self.eager and name == "TFE_Py_FastPathExecute" and any(map(is_variable, args)):
+                raise tensorflow_internals.FastPathMiss
+            self.latest = original(*args)
+            return self.latest
+
+        return entry
+
+    @contextlib.contextmanager
+    def iteration(self, position, act):
+        """Acts at `position` of the calls that are made inside the block."""
+        self.calls, self.position, self.act, self.latest = 0, position, act, None
+        self.active = True
+        try:
+            yield
+        finally:
+            self.active = False
+            self.act = self.latest = None
+
+
+def is_variable(x):
+    return isinstance(x, tf.Variable | keras.Variable)
+
+
+@pytest.fixture
+def interposer(monkeypatch):
+    return Interposer(monkeypatch)
+
+
+class StopHere(Exception):
+    """The exception of a user's program."""
+
+
+class Disturbance:
+    """What happens at position k of the disturbed iteration, and what it lets a user see."""
+
+    def __init__(self, training, interposer):
+        self._training = training
+        self._interposer = interposer
+        self.seen = []
+
+    def nothing(self):
+        pass
+
+    def op(self):
+        self.seen.append(tf.negative(tf.constant(2.0)))
+
+    def write(self):
+        self._training.head.assign_add(tf.fill([2, 1], 0.25))
+        self.seen.append(tf.random.normal([2]))
+
+    def read(self):
+        self.seen += [x.numpy() for x in self._latest()]
+
+    def keep(self):
+        self.seen += self._latest()
+
+    def throw(self):
+        raise StopHere
+
+    def _latest(self):
+        latest = self._interposer.latest
+        tensors = latest if isinstance(latest, list) else [] if latest is None else [latest]
+        return [x for x in tensors if x.dtype not in (tf.resource, tf.variant)]
+
+
+# ---------------------------------------------------------------- one run
+
+
+@dataclasses.dataclass
+class Outcome:
+    """All that a run lets its user see, and how the step ran."""
+
+    values: dict[str, bytes]
+    python: dict[str, object]
+    calls: int  # of the disturbed iteration
+    modes: list[str]
+    reasons: dict[str, int]
+
+
+def run(co_execute, interposer, order, kind, position, method="step"):
+    """One whole program, disturbed at one position of one iteration."""
+    training = Training(order)
+    step = getattr(training, method)
+    if co_execute:
+        step = terra.function(step)
+    disturbance = Disturbance(training, interposer)
+    interposer.eager = not co_execute
+    modes, output, returned, raised, calls = [], io.StringIO(), [], [], 0
+
+    def observer(_, mode):
+        modes.append(mode)
+
+    observers.add(observer)
+    try:
+        with contextlib.redirect_stdout(output):
+            for number, rate in enumerate(RATES):
+                act = getattr(disturbance, kind if number == FORCED else "nothing")
+                at = position if number == FORCED else -1
+                try:
+                    with interposer.iteration(at, act):
+                        returned.append(
+                            step(training.inputs[number], training.targets[number], rate)
+                        )
+                except StopHere:
+                    raised.append(number)
+                if number == FORCED:
+                    calls = interposer.calls
+    finally:
+        observers.remove(observer)
+    values = {
+        "returned": returned,
+        "seen": disturbance.seen,
+        "variables": training.variables(),
+        "random": tf.random.normal([3]),
+    }
+    python = {
+        "printed": output.getvalue(),
+        "looks": training.looks,
+        "above": training.above,
+        "raised": raised,
+    }
+    reasons = dict(step.stats().fallback_reasons) if co_execute else {}
+    return Outcome(bytes_of(values), python, calls, modes, reasons)
+
+
+def bytes_of(value, name=""):
+    """Every array in nested containers, by its path; with dtype and shape."""
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, (list, tuple)):
+        pairs = enumerate(value)
+    else:
+        array = np.asarray(value)
+        return {name: f"{array.dtype}{array.shape}".encode() + array.tobytes()}
+    return {k: v for key, item in pairs for k, v in bytes_of(item, f"{name}.{key}").items()}
+
+
+def differences(expected, actual):
+    """What a user sees to be different between two runs."""
+    names = expected.values.keys() | actual.values.keys()
+    found = [n for n in sorted(names) if expected.values.get(n) != actual.values.get(n)]
+    for name, value in expected.python.items():
+        if actual.python[name] != value:
+            found.append(f"{name}: {actual.python[name]!r}, and eager: {value!r}")
+    return found
+
+
+def check(expected, actual, reasons):
+    """All that is wrong with a disturbed co-executed run."""
+    problems = differences(expected, actual)
+    if actual.modes[BEFORE - 1 : FORCED + 1] != ["coexecuted"] * 2:
+        problems.append(f"was not co-executed: {actual.modes}")
+    if actual.modes[-1] != "coexecuted":
+        problems.append(f"co-execution did not return: {actual.modes}")
+    if sum(actual.reasons.values()) > 1 or not set(actual.reasons) <= reasons:
+        problems.append(f"fell back for {actual.reasons}")
+    return problems
+
+
+def check_every_position(interposer, order, kind, reasons):
+    """Compares a disturbed run with its eager twin at every position."""
+    total = run(False, interposer, order, "nothing", -1).calls
+    assert total > 40
+    wrong, seen_reasons = {}, set()
+    for position in range(total):
+        expected = run(False, interposer, order, kind, position)
+        actual = run(True, interposer, order, kind, position)
+        problems = check(expected, actual, reasons)
+        if problems:
+            wrong[position] = problems
+        seen_reasons |= set(actual.reasons)
+    assert wrong == {}
+    assert seen_reasons == reasons
+
+
+# ---------------------------------------------------------------- the tests
+
+ORDERS = ["assign", "kernel"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_undisturbed_the_step_co_executes_and_equals_eager(interposer, order, lead):
+    expected = run(False, interposer, order, "nothing", -1)
+    actual = run(True, interposer, order, "nothing", -1)
+    assert differences(expected, actual) == []
+    assert actual.reasons == {}
+    assert actual.modes == ["traced"] * 2 + ["coexecuted"] * (len(RATES) - 2)
+    assert actual.calls == expected.calls
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_another_op_at_every_position(interposer, order, lead):
+    check_every_position(interposer, order, "op", {"new-op"})
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_write_and_a_random_draw_at_every_position(interposer, order, lead):
+    check_every_position(interposer, order, "write", {"new-op"})
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_exception_at_every_position(interposer, order, lead):
+    check_every_position(interposer, order, "throw", {"exception"})
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_look_at_the_latest_value_at_every_position(interposer, order, lead):
+    check_every_position(interposer, order, "read", {"unexpected-read", "early-read"})
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_tensor_kept_at_every_position(interposer, order, lead):
+    check_every_position(interposer, order, "keep", {"kept-tensor"})
