@@ -203,9 +203,7 @@ def function(
     if xla:
         warnings.warn("xla=True has no effect yet: the graph is not compiled", stacklevel=2)
     step_name = name or getattr(fn, "__name__", None) or type(fn).__name__
-    region = _Region(
-        step_name, max_graphs=max_graphs, numerics=numerics, on_new_trace=on_new_trace
-    )
+    region = _Region(step_name, max_graphs=max_graphs, numerics=numerics, on_new_trace=on_new_trace)
     return Step(fn, region)
 
 

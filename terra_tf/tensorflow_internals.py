@@ -94,7 +94,7 @@ def remove_op_callback(callback: Callable[..., Any]) -> None:
     context.context().remove_op_callback(callback)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def op_def(op_type: str) -> Any:
     """The OpDef of an op type, or None if it is not an op (the name of a function)."""
     return op_def_registry.get(op_type)

@@ -178,10 +178,13 @@ class Interposer:
             if position == self.position:
                 self.active = False  # the calls of a replay are not the program's
                 self.act()
+                self.latest = None
             if self.eager and name == "TFE_Py_FastPathExecute" and any(map(is_variable, args)):
                 raise tensorflow_internals.FastPathMiss
-            self.latest = original(*args)
-            return self.latest
+            result = original(*args)
+            if self.active:
+                self.latest = result
+            return result
 
         return entry
 

@@ -50,9 +50,7 @@ def test_quick_run_of_two_programs_agrees_with_eager(tmp_path):
         )
         assert min(eager, terra, graph) > 0
         assert float(row["eager / Terra"]) == pytest.approx(eager / terra, rel=0.02, abs=0.01)
-        assert float(row["tf.function / Terra"]) == pytest.approx(
-            graph / terra, rel=0.02, abs=0.01
-        )
+        assert float(row["tf.function / Terra"]) == pytest.approx(graph / terra, rel=0.02, abs=0.01)
         assert 0 <= float(row["co-executed"].removesuffix("%")) <= 100
 
 

@@ -46,7 +46,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="tools/bench",
         description="Times small training programs eagerly, under Terra and under tf.function.",
     )
-    parser.add_argument("--programs", help="names, with commas between them (default: all)")
+    parser.add_argument(
+        "--programs", help='names with commas between (default: all; "?" lists them)'
+    )
     parser.add_argument("--rounds", type=positive, help=f"blocks of a mode (default: {ROUNDS})")
     parser.add_argument("--steps", type=positive, help="steps of a block (default: by program)")
     parser.add_argument(

@@ -19,7 +19,6 @@ from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.effects import Effect, may_fail
 from terra_tf.tracing.trace import Kind, Node, Output, Outside
 
-
 _SMALL = 32  # elements of a tensor that is a shape or part of one
 
 

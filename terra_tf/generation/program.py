@@ -34,9 +34,7 @@ ArgSpec = tuple[int, int, Any, int, int, tuple[int, ...], bytes, tuple[Any, ...]
 class ProgramWriter:
     """Makes the Program of one sequence."""
 
-    def __init__(
-        self, sequence: Sequence, plan: Plan, slots: Slots, builder: GraphBuilder
-    ) -> None:
+    def __init__(self, sequence: Sequence, plan: Plan, slots: Slots, builder: GraphBuilder) -> None:
         """Prepares the writing.
 
         Args:

@@ -64,6 +64,8 @@ def located_error(error: Exception, node: Node) -> Exception:
     public = tensorflow_internals.status_error(error)
     if not isinstance(public, tf.errors.OpError):
         return public
-    lines = [f'  File "{file}", line {line}, in {name}' for file, line, name in node.location.frames]
+    lines = [
+        f'  File "{file}", line {line}, in {name}' for file, line, name in node.location.frames
+    ]
     where = "\n".join(["", f"The op {node.op} was called at (innermost line first):", *lines])
     return type(public)(public.node_def, public.op, public.message + where)

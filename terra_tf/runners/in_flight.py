@@ -76,6 +76,15 @@ def recover(_: int) -> None:
         _recovering.active = False
 
 
+def wait_for_all() -> None:
+    """Waits until every graph has ended, whatever became of it."""
+    with _lock:
+        waiting = list(_iterations)
+    for iteration in waiting:
+        while not iteration.walk.wait_finished(50):
+            pass
+
+
 def sync() -> None:
     """Waits until every graph has ended.
 

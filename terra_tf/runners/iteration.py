@@ -6,7 +6,8 @@ Each is begun before the user's code and then either ends with it or aborts with
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence as Tensors
+from collections.abc import Hashable
+from collections.abc import Sequence as Tensors
 from typing import TYPE_CHECKING, Any
 
 from terra_tf import native

@@ -7,8 +7,11 @@ reports back through `learn`, `completed` and `aborted`.
 
 from __future__ import annotations
 
+import atexit
+import os
 import warnings
-from collections.abc import Hashable, Sequence as Tensors
+from collections.abc import Hashable
+from collections.abc import Sequence as Tensors
 from typing import Any
 
 from terra_tf import native
@@ -17,6 +20,7 @@ from terra_tf.report import observers
 from terra_tf.report.counters import Counters
 from terra_tf.report.reasons import Fallback, FallbackLog
 from terra_tf.runners import in_flight
+from terra_tf.runners.graph_runner import stop as stop_graph_runner
 from terra_tf.runners.iteration import CoExecutedIteration, EagerIteration, TracedIteration
 from terra_tf.runners.retreat import Retreat
 from terra_tf.settings import settings
@@ -140,12 +144,25 @@ def _shared(sequence: Sequence) -> bool:
     return any(x.kind is Kind.RESOURCE and native.core.is_shared(x.tensor) for x in externals)
 
 
-native_initialised = False
+_initialised = False
 
 
 def initialise() -> None:
     """Readies the native core; before the first iteration of the process."""
-    global native_initialised
-    if not native_initialised:
+    global _initialised
+    if not _initialised:
         native.initialise(in_flight.recover)
-        native_initialised = True
+        atexit.register(_shut_down)
+        os.register_at_fork(after_in_child=_in_forked_child)
+        _initialised = True
+
+
+def _shut_down() -> None:
+    """Lets what is on its way finish, so that no graph runs into the interpreter's end."""
+    in_flight.wait_for_all()
+    stop_graph_runner()
+
+
+def _in_forked_child() -> None:
+    """A forked child has none of its parent's threads: it stays eager."""
+    settings.disabled = True

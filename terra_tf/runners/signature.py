@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from terra_tf.tensorflow_internals import EagerTensor
 
-
 _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 

@@ -82,9 +82,7 @@ class Sequence:
 
     def _merge_outputs(self, trace: Trace) -> bool:
         news = False
-        for output, (mine, other) in enumerate(
-            zip(self.trace.outputs, trace.outputs, strict=True)
-        ):
+        for output, (mine, other) in enumerate(zip(self.trace.outputs, trace.outputs, strict=True)):
             if mine.shape != other.shape and output not in self.dynamic:
                 self.dynamic.add(output)
                 news = True

@@ -18,9 +18,7 @@ from terra_tf.tracing.location import is_users
 
 # Context managers that never swallow an exception.
 _HARMLESS = frozenset(
-    """GradientTape ForwardAccumulator name_scope device init_scope control_dependencies as_default
-    record_if stop_recording Profile Trace scope suspend variable_creator_scope experimental_mode
-    disable Lock lock open StringIO""".split()
+    ["GradientTape", "ForwardAccumulator", "name_scope", "device", "init_scope", "control_dependencies", "as_default", "record_if", "stop_recording", "Profile", "Trace", "scope", "suspend", "variable_creator_scope", "experimental_mode", "disable", "Lock", "lock", "open", "StringIO"]
 )
 
 
@@ -54,9 +52,7 @@ def _blocks(filename: str) -> tuple[tuple[int, int], ...] | None:
         return None
     found = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Try) and node.handlers:
-            found.append((node.body[0].lineno, node.body[-1].end_lineno or node.lineno))
-        elif isinstance(node, ast.With) and not all(map(_is_harmless, node.items)):
+        if isinstance(node, ast.Try) and node.handlers or isinstance(node, ast.With) and not all(map(_is_harmless, node.items)):
             found.append((node.body[0].lineno, node.body[-1].end_lineno or node.lineno))
     return tuple(found)
 

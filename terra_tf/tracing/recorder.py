@@ -57,7 +57,9 @@ class Recorder:
           prefix: what the iteration has done already, when it begins as a co-executed one.
         """
         self.trace = prefix if prefix is not None else Trace()
-        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}  # id(tensor) -> output, the tensor
+        self._alive: dict[
+            int, tuple[int, weakref.ref[Any]]
+        ] = {}  # id(tensor) -> output, the tensor
         self._externals: dict[int, int] = {}  # id(tensor) -> external, for those held in _held
         self._held: list[Any] = []
         self._arguments = {id(tensor) for tensor in arguments}
@@ -232,9 +234,7 @@ class Recorder:
         sources = tuple(Output(output) for output in known if output is not None)
         return Node(name, call, (), sources, (), 0, 0, Result.NONE)
 
-    def _fast_path_node(
-        self, op: str, args: tuple[Any, ...], seen: list[tuple[Any, ...]]
-    ) -> Node:
+    def _fast_path_node(self, op: str, args: tuple[Any, ...], seen: list[tuple[Any, ...]]) -> Node:
         definition = tensorflow_internals.op_def(op)
         # Nested ops of the call (a Python function's body) are seen first, so ours is the last one.
         _, inputs, attrs, _, *_ = next(s for s in reversed(seen) if _op_name(s[0]) == op)
@@ -254,7 +254,9 @@ class Recorder:
                 source = self._source(value, next(flat))
                 spec.append(source)
                 sources.append(source)
-        return Node(op, Call.FAST_PATH, tuple(spec), tuple(sources), tuple(attrs), 0, 0, Result.NONE)
+        return Node(
+            op, Call.FAST_PATH, tuple(spec), tuple(sources), tuple(attrs), 0, 0, Result.NONE
+        )
 
     def _execute_node(self, op: str, call: Call, args: tuple[Any, ...]) -> Node:
         inputs, attrs = args[3], args[4]
@@ -266,7 +268,13 @@ class Recorder:
         """Names an op input: `passed` is what the program gave, `tensor` what the op got."""
         if type(passed) is not EagerTensor:
             return self._new_external(
-                External(Kind.NUMBER, *_dtype_and_shape(tensor), tensor, _frozen(passed), _content(tensor))
+                External(
+                    Kind.NUMBER,
+                    *_dtype_and_shape(tensor),
+                    tensor,
+                    _frozen(passed),
+                    _content(tensor),
+                )
             )
         output = self._output_of(passed)
         if output is not None:

@@ -256,9 +256,7 @@ def _same_node(a: Node, b: Node) -> bool:
     if not alike or a.in_place:  # what runs in place takes whatever it is given
         return alike
     return (
-        a.inputs == b.inputs
-        and len(a.args) == len(b.args)
-        and all(map(_same_arg, a.args, b.args))
+        a.inputs == b.inputs and len(a.args) == len(b.args) and all(map(_same_arg, a.args, b.args))
     )
 
 

@@ -1,0 +1,92 @@
+"""Every known way in which a co-executed program differs from plain eager, with its reason.
+
+Silent ones first, then those that show as an error or as lost speed. A test here states what happens
+today; a deviation that goes away takes its test with it.
+"""
+
+import threading
+
+import pytest
+import tensorflow as tf
+
+import terra_tf as terra
+
+# --- silent --------------------------------------------------------------------------------------
+
+
+def test_python_runs_ahead_of_an_op_that_fails():
+    """An error in the graph arrives later than in eager, so Python of the step has run on by then.
+
+    Reason: waiting at each op that may fail would be eager mode. Nothing of TensorFlow's becomes
+    visible behind the failed op, and an op in a `try` of the step fails right there; what Python
+    itself did in between (here: an append) cannot be undone.
+    """
+    table = tf.Variable(tf.ones([3, 2]))
+    total = tf.Variable(0.0)
+    seen = []
+
+    @terra.function
+    def step(index):
+        row = tf.gather(table, index)
+        seen.append(int(index.shape[0]))
+        total.assign_add(1.0)
+        return row
+
+    good, bad = tf.constant([0, 1]), tf.constant([0, 7])
+    for _ in range(6):
+        step(good)
+    assert step.stats().coexecuted > 0
+    with pytest.raises(tf.errors.InvalidArgumentError, match="test_deviations.py"):
+        step(bad)
+        terra.sync()
+    assert float(total) == 6.0  # as in eager
+    assert len(seen) == 7  # in eager: 6
+    assert step(good).shape == (2, 2)
+
+
+def test_first_write_of_another_thread_into_a_running_step():
+    """A variable that another thread uses while the step runs keeps the step in eager mode.
+
+    Reason: the other thread would have to see each write of the step where eager makes it. Once such
+    a use has been seen, results are eager's; a step that has co-executed for a while before another
+    thread touches one of its variables for the first time shows that thread, once, the state
+    before the iteration.
+    """
+    shared = tf.Variable(0.0)
+
+    @terra.function
+    def step(factor):
+        shared.assign_add(1.0)
+        thread = threading.Thread(target=lambda: shared.assign(shared * factor))
+        thread.start()
+        thread.join()
+        return shared.read_value()
+
+    expected = 0.0
+    for turn in range(8):
+        expected = (expected + 1.0) * 2.0
+        assert float(step(tf.constant(2.0))) == expected, turn
+    assert step.stats().coexecuted == 0
+
+
+# --- raised, or slower -----------------------------------------------------------------------------
+
+
+def test_xla_is_accepted_with_a_warning():
+    """`xla=True` has no effect yet; results are those of `xla=False`."""
+    with pytest.warns(UserWarning, match="no effect yet"):
+        step = terra.function(lambda x: x * 2.0, xla=True)
+    assert float(step(tf.constant(3.0))) == 6.0
+
+
+def test_a_forked_child_stays_eager():
+    """A forked child has no GraphRunner thread, so its steps run eagerly (same results)."""
+    from terra_tf.runners import python_runner
+    from terra_tf.settings import settings
+
+    assert not settings.disabled
+    try:
+        python_runner._in_forked_child()
+        assert settings.disabled
+    finally:
+        settings.disabled = False
