@@ -68,6 +68,7 @@ class _Region:
         return not native.core.inside()
 
     def explain(self) -> str:
+        """The page of text about this region."""
         if settings.disabled or native.core is None:
             return explain_without_native(self.name, native.problem)
         return explain_runner(self.runner, stats_of([self.source]))
@@ -97,7 +98,7 @@ class Step:
         return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method: each instance has a TraceGraph of its own, since it has its own variables."""
+        """As a method: each instance has a TraceGraph of its own, as it has its own variables."""
         if instance is None:
             return self
         try:

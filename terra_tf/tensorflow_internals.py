@@ -48,8 +48,8 @@ def install_tensor_views(
 ) -> None:
     """Makes a placeholder look like any tensor where TensorFlow would look behind it.
 
-    Where a tensor lives is answered without waiting for its value; a DLPack capsule, which shows the
-    memory itself, first gets the value.
+    Where a tensor lives is answered without waiting for its value; a DLPack capsule, which shows
+    the memory itself, first gets the value.
     """
     for name in ("device", "backing_device"):
         original = EagerTensor.__dict__[name]

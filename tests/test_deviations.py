@@ -1,7 +1,7 @@
 """Every known way in which a co-executed program differs from plain eager, with its reason.
 
-Silent ones first, then those that show as an error or as lost speed. A test here states what happens
-today; a deviation that goes away takes its test with it.
+Silent ones first, then those that show as an error or as lost speed. A test here states what
+happens today; a deviation that goes away takes its test with it.
 """
 
 import threading
@@ -47,10 +47,10 @@ def test_python_runs_ahead_of_an_op_that_fails():
 def test_first_write_of_another_thread_into_a_running_step():
     """A variable that another thread uses while the step runs keeps the step in eager mode.
 
-    Reason: the other thread would have to see each write of the step where eager makes it. Once such
-    a use has been seen, results are eager's; a step that has co-executed for a while before another
-    thread touches one of its variables for the first time shows that thread, once, the state
-    before the iteration.
+    Reason: the other thread would have to see each write of the step where eager makes it. Once
+    such a use has been seen, results are eager's; a step that has co-executed for a while before
+    another thread touches one of its variables for the first time shows that thread, once, the
+    state before the iteration.
     """
     shared = tf.Variable(0.0)
 
@@ -69,7 +69,7 @@ def test_first_write_of_another_thread_into_a_running_step():
     assert step.stats().coexecuted == 0
 
 
-# --- raised, or slower -----------------------------------------------------------------------------
+# --- raised, or slower ---------------------------------------------------------------------------
 
 
 def test_xla_is_accepted_with_a_warning():

@@ -42,35 +42,42 @@ class Slots:
         return self._feeds_given - 1
 
     def feed_of_external(self, external: int) -> int:
+        """The feed that carries an external."""
         if external not in self.external_feeds:
             self.external_feeds[external] = self._new_feed()
         return self.external_feeds[external]
 
     def feed_of_output(self, output: int) -> int:
+        """The feed that carries an output of an op in place."""
         if output not in self.output_feeds:
             self.output_feeds[output] = self._new_feed()
         return self.output_feeds[output]
 
     def fetch(self, output: int) -> int:
+        """The slot through which an output leaves the graph."""
         if output not in self.fetches:
             self.fetches[output] = self._new()
         return self.fetches[output]
 
     def gate(self, segment: int) -> int:
+        """The slot that opens a segment's gate."""
         if segment not in self._gates:
             self._gates[segment] = self._new()
         return self._gates[segment]
 
     def done(self, segment: int) -> int:
+        """The slot that says that the effects of a segment are made."""
         if segment not in self._done:
             self._done[segment] = self._new()
         return self._done[segment]
 
     def resume(self, segment: int) -> int:
+        """The slot that says that the op in place after a segment has run."""
         if segment not in self._resume:
             self._resume[segment] = self._new()
         return self._resume[segment]
 
     @property
     def count(self) -> int:
+        """How many slots there are."""
         return self._next

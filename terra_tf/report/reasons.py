@@ -62,6 +62,7 @@ class Fallback:
     count: int = 1
 
     def same_place(self, other: Fallback) -> bool:
+        """Whether two fallbacks are one cause for a person."""
         return (self.code, self.location) == (other.code, other.location)
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """Co-execution phase: the PythonRunner and the GraphRunner, and what happens when they part.
 
-* `python_runner` - one per step: chooses for each iteration between tracing, co-execution and eager.
+* `python_runner` - one per step: chooses between tracing, co-execution and eager.
 * `iteration` - the three ways in which an iteration runs.
 * `fallback` - replays the validated ops of an iteration eagerly.
 * `in_flight` - iterations that Python has left and whose graph still runs; what failed there.

@@ -29,7 +29,7 @@ def add(iteration: CoExecutedIteration) -> None:
 def settle_finished(lead: int) -> None:
     """Makes sure that a new iteration may start.
 
-    Waits until no op that may fail by value is outstanding and at most `lead` graphs are unfinished.
+    Waits until no op that may fail is outstanding and at most `lead` graphs are unfinished.
 
     Raises:
       tf.errors.OpError: an op of an earlier iteration failed.

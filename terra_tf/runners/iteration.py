@@ -31,12 +31,15 @@ class EagerIteration:
     mode = "eager"
 
     def begin(self) -> None:
+        """Enters the mode; called right before the user's code."""
         native.core.enter_plain()
 
     def end(self) -> None:
+        """Called after the user's code has returned."""
         native.core.leave()
 
     def abort(self) -> None:
+        """Called when the user's code has raised."""
         native.core.leave()
 
 
@@ -51,14 +54,17 @@ class TracedIteration:
         self._recorder = Recorder(arguments)
 
     def begin(self) -> None:
+        """Enters the mode; called right before the user's code."""
         self._recorder.start()
 
     def end(self) -> None:
+        """Called after the user's code has returned."""
         trace = self._recorder.finish()
         native.core.leave()
         self._runner.learn(self._key, trace)
 
     def abort(self) -> None:
+        """Called when the user's code has raised."""
         self._recorder.abandon()
         native.core.leave()
 
@@ -86,10 +92,12 @@ class CoExecutedIteration:
         self.walk = native.core.Walk(graph.program, self._on_fallback)
 
     def begin(self) -> None:
+        """Enters the mode; called right before the user's code."""
         self.walk.launch(graph_runner())
         native.core.enter_walk(self.walk)
 
     def end(self) -> None:
+        """Called after the user's code has returned."""
         if self._fell_back is None and self.walk.end():
             native.core.leave()
             self._arguments = ()
@@ -106,6 +114,7 @@ class CoExecutedIteration:
             self._runner.learn(self._key, trace, fallen_back=(self._fell_back, self._sequence))
 
     def abort(self) -> None:
+        """Called when the user's code has raised."""
         try:
             if self._fell_back is None:
                 self.walk.fallback("exception")

@@ -48,5 +48,5 @@ def _key(value: Any, tensors: list[Any]) -> Hashable:
 
 @functools.lru_cache(maxsize=1024)
 def _has_variables(kind: type) -> bool:
-    """Whether another object of the type means other variables: a variable, a model, an optimizer."""
+    """Whether another object of the type means other variables (a model, an optimizer)."""
     return issubclass(kind, (tf.Variable, tf.Module)) or hasattr(kind, "variables")

@@ -96,11 +96,27 @@ def runs_in_place(effect: Effect) -> bool:
     return effect in (Effect.LOCAL, Effect.BARRIER)
 
 
-# Ops that cannot fail for any values of their inputs once their shapes and dtypes are valid. What is
+# Ops that cannot fail for any values of their inputs once shapes and dtypes are valid. What is
 # missing here only costs a control edge, so the list need not be complete.
-_INFALLIBLE = frozenset(
-    ["Abs", "Acos", "Acosh", "Add", "AddN", "AddV2", "All", "Any", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atan2", "Atanh", "AvgPool", "AvgPoolGrad", "BiasAdd", "BiasAddGrad", "BroadcastGradientArgs", "BroadcastTo", "Cast", "Ceil", "ClipByValue", "Concat", "ConcatV2", "Const", "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "Cos", "Cosh", "Cumsum", "Cumprod", "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter", "DepthwiseConv2dNativeBackpropInput", "Div", "DivNoNan", "Einsum", "Elu", "EluGrad", "Equal", "Erf", "Erfc", "Exp", "ExpandDims", "Expm1", "Fill", "Floor", "FusedBatchNormV3", "FusedBatchNormGradV3", "Greater", "GreaterEqual", "Identity", "IdentityN", "InvGrad", "IsFinite", "IsInf", "IsNan", "L2Loss", "LeakyRelu", "LeakyReluGrad", "Less", "LessEqual", "Log", "Log1p", "LogSoftmax", "LogicalAnd", "LogicalNot", "LogicalOr", "MatMul", "BatchMatMulV2", "Max", "MaxPool", "MaxPoolGrad", "Maximum", "Mean", "Min", "Minimum", "Mul", "MulNoNan", "Neg", "NoOp", "NotEqual", "OneHot", "OnesLike", "Pack", "Pad", "PadV2", "Pow", "Prod", "Range", "Rank", "RealDiv", "Reciprocal", "ReciprocalGrad", "Relu", "Relu6", "Relu6Grad", "ReluGrad", "Reshape", "ResizeBilinear", "ReverseV2", "Rint", "Round", "Rsqrt", "RsqrtGrad", "Select", "SelectV2", "Selu", "SeluGrad", "Shape", "ShapeN", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Sinh", "Size", "Slice", "Softmax", "SoftmaxCrossEntropyWithLogits", "Softplus", "SoftplusGrad", "Softsign", "SoftsignGrad", "Split", "SplitV", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Squeeze", "StopGradient", "StridedSlice", "StridedSliceGrad", "StatelessRandomNormalV2", "StatelessRandomUniformV2", "StatelessRandomUniformIntV2", "StatelessTruncatedNormalV2", "Sub", "Sum", "Tan", "Tanh", "TanhGrad", "Tile", "TopKV2", "Transpose", "Unpack", "Xdivy", "Xlog1py", "Xlogy", "ZerosLike", "ReadVariableOp", "VariableShape", "VarIsInitializedOp"]
-)
+_INFALLIBLE_NAMES = """
+Abs Acos Acosh Add AddN AddV2 All Any ArgMax ArgMin Asin Asinh Atan Atan2 Atanh AvgPool
+AvgPoolGrad BatchMatMulV2 BiasAdd BiasAddGrad BroadcastGradientArgs BroadcastTo Cast Ceil
+ClipByValue Concat ConcatV2 Const Conv2D Conv2DBackpropFilter Conv2DBackpropInput Cos Cosh
+Cumprod Cumsum DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
+DepthwiseConv2dNativeBackpropInput Div DivNoNan Einsum Elu EluGrad Equal Erf Erfc Exp ExpandDims
+Expm1 Fill Floor FusedBatchNormGradV3 FusedBatchNormV3 Greater GreaterEqual Identity IdentityN
+InvGrad IsFinite IsInf IsNan L2Loss LeakyRelu LeakyReluGrad Less LessEqual Log Log1p LogSoftmax
+LogicalAnd LogicalNot LogicalOr MatMul Max MaxPool MaxPoolGrad Maximum Mean Min Minimum Mul
+MulNoNan Neg NoOp NotEqual OneHot OnesLike Pack Pad PadV2 Pow Prod Range Rank ReadVariableOp
+RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Reshape ResizeBilinear ReverseV2
+Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad Shape ShapeN Sigmoid SigmoidGrad Sign
+Sin Sinh Size Slice Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
+SoftsignGrad Split SplitV Sqrt SqrtGrad Square SquaredDifference Squeeze StatelessRandomNormalV2
+StatelessRandomUniformIntV2 StatelessRandomUniformV2 StatelessTruncatedNormalV2 StopGradient
+StridedSlice StridedSliceGrad Sub Sum Tan Tanh TanhGrad Tile TopKV2 Transpose Unpack
+VarIsInitializedOp VariableShape Xdivy Xlog1py Xlogy ZerosLike
+"""
+_INFALLIBLE = frozenset(_INFALLIBLE_NAMES.split())
 
 
 # Ops whose output shapes depend on values, so that what uses them may not fit.

@@ -12,14 +12,18 @@ import ast
 import functools
 import linecache
 import sys
+from pathlib import Path
 from types import FrameType
 
 from terra_tf.tracing.location import is_users
 
 # Context managers that never swallow an exception.
-_HARMLESS = frozenset(
-    ["GradientTape", "ForwardAccumulator", "name_scope", "device", "init_scope", "control_dependencies", "as_default", "record_if", "stop_recording", "Profile", "Trace", "scope", "suspend", "variable_creator_scope", "experimental_mode", "disable", "Lock", "lock", "open", "StringIO"]
-)
+_HARMLESS_NAMES = """
+ForwardAccumulator GradientTape Lock Profile StringIO Trace as_default control_dependencies
+device disable experimental_mode init_scope lock name_scope open record_if scope stop_recording
+suspend variable_creator_scope
+"""
+_HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
 
 def may_be_handled() -> bool:
@@ -52,7 +56,12 @@ def _blocks(filename: str) -> tuple[tuple[int, int], ...] | None:
         return None
     found = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Try) and node.handlers or isinstance(node, ast.With) and not all(map(_is_harmless, node.items)):
+        if (
+            isinstance(node, ast.Try)
+            and node.handlers
+            or isinstance(node, ast.With)
+            and not all(map(_is_harmless, node.items))
+        ):
             found.append((node.body[0].lineno, node.body[-1].end_lineno or node.lineno))
     return tuple(found)
 
@@ -66,4 +75,4 @@ def _is_harmless(item: ast.withitem) -> bool:
     return isinstance(expression, ast.Name) and expression.id in _HARMLESS
 
 
-_API = __file__.replace("tracing/handlers.py", "api.py").replace("tracing\\handlers.py", "api.py")
+_API = str(Path(__file__).parent.parent / "api.py")

@@ -41,21 +41,29 @@ class Result(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Output:
+    """The output of an earlier node."""
+
     index: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outside:
+    """One of the trace's externals."""
+
     index: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Python:
+    """A Python value that belongs to the call itself."""
+
     value: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Items:
+    """A list or tuple of arguments."""
+
     items: tuple[Output | Outside | Python, ...]
 
 
@@ -150,6 +158,7 @@ class Node:
 
     @property
     def outputs(self) -> range:
+        """Numbers of its outputs."""
         return range(self.first_output, self.first_output + self.num_outputs)
 
     def __str__(self) -> str:
