@@ -49,6 +49,7 @@ class _Region:
 
     def __init__(self, name: str, *, max_graphs: int, numerics: str, on_new_trace: str):
         self.name = name
+        self.ready = False
         self.runner = PythonRunner(
             name, max_graphs=max_graphs, exact=numerics == "eager", on_new_trace=on_new_trace
         )
@@ -58,14 +59,14 @@ class _Region:
 
     def outermost(self) -> bool:
         """Whether a region may be opened here."""
-        if not executing_eagerly():
-            return False
-        if not _usable():
-            if observers.active:
-                observers.notify(self.name, "eager")
-            return False
-        initialise()
-        return not native.core.inside()
+        if not self.ready:
+            if not _usable():
+                if observers.active:
+                    observers.notify(self.name, "eager")
+                return False
+            initialise()
+            self.ready = True
+        return not native.core.inside() and executing_eagerly() and not settings.disabled
 
     def explain(self) -> str:
         """The page of text about this region."""
@@ -86,6 +87,8 @@ class Step:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         region = self._region
         if not region.outermost():
+            return self._fn(*args, **kwargs)
+        if region.runner.rests():
             return self._fn(*args, **kwargs)
         key, arguments = signature(args, kwargs)
         iteration = region.runner.begin(key, arguments)
@@ -219,7 +222,7 @@ class _Loop(Iterator[T]):
     def __next__(self) -> T:
         self._leave()
         item = next(self._iterator)
-        if self._region.outermost():
+        if self._region.outermost() and not self._region.runner.rests():
             key, arguments = signature((item,), {})
             self._iteration = self._region.runner.begin(key, arguments)
         return item

@@ -94,6 +94,17 @@ def remove_op_callback(callback: Callable[..., Any]) -> None:
     context.context().remove_op_callback(callback)
 
 
+def dtype_and_shape(tensor: Any) -> tuple[int, tuple[int, ...]]:
+    """Enum number of the dtype, and the shape, of an eager tensor."""
+    return tensor._datatype_enum(), tensor._shape_tuple()
+
+
+@functools.cache
+def list_inputs(op_type: str) -> tuple[bool, ...]:
+    """For each input argument of an op, whether it takes a list of tensors."""
+    return tuple(bool(arg.number_attr or arg.type_list_attr) for arg in op_def(op_type).input_arg)
+
+
 @functools.cache
 def op_def(op_type: str) -> Any:
     """The OpDef of an op type, or None if it is not an op (the name of a function)."""

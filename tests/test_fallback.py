@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 import terra_tf as terra
-from terra_tf import tensorflow_internals
+from terra_tf import native, tensorflow_internals
 from terra_tf.report import observers
 from terra_tf.runners.retreat import Retreat
 from terra_tf.settings import settings
@@ -35,13 +35,6 @@ RATES = [0.1 / (1 + turn) for turn in range(BEFORE + 1 + AFTER)]
 def _no_retreat(monkeypatch):
     """The step may not decide by the clock that it stays eager."""
     monkeypatch.setattr(Retreat, "stay_eager", lambda self: False)
-
-
-@pytest.fixture(params=[0, 1], ids=["lead0", "lead1"])
-def lead(request, monkeypatch):
-    """How far Python may be ahead."""
-    monkeypatch.setattr(settings, "lead", request.param)
-    return request.param
 
 
 # ---------------------------------------------------------------- the program
@@ -62,14 +55,15 @@ class Training:
         self.head = tf.Variable(_float32(numbers.normal(size=(2, 1))))
         self.first = tf.Variable(tf.zeros([2, 1]))
         self.second = tf.Variable(tf.zeros([2, 1]))
+        self.stop_at = -1
         self.looks: list[float] = []
         self.above = 0
 
     def step(self, x, y, rate):
         with tf.GradientTape() as tape:
             hidden = tf.nn.relu(tf.matmul(x, self.hidden))
-            noise = tf.random.uniform([4, 2], 0.5, 1.5)
-            loss = tf.reduce_mean(tf.square(tf.matmul(hidden * noise, self.head) - y))
+            noise = tf.random.uniform([4, 2])
+            loss = tf.reduce_sum(tf.square(tf.matmul(hidden * noise, self.head) - y))
         gradients = tape.gradient(loss, [self.hidden.value, self.head])
         updates = [
             functools.partial(self.momentum.apply, gradients[:1], [self.hidden]),
@@ -79,7 +73,7 @@ class Training:
             update()
             if number == 0:
                 self.look(loss)
-        return {"loss": loss, "norms": [tf.norm(self.hidden.value), tf.norm(self.head)]}
+        return {"loss": loss, "sums": [tf.reduce_sum(self.hidden.value), tf.reduce_sum(self.head)]}
 
     def look(self, loss):
         """Reads behind the first update; what is found steers Python."""
@@ -105,31 +99,36 @@ class Training:
         )
 
     def statements(self, x, y, rate):
-        """The same step, one op call a statement; gives way after each with what it has."""
-        weights = self.hidden.value.read_value()
-        yield weights
-        hidden = tf.raw_ops.MatMul(a=x, b=weights)
-        yield hidden
-        noise = tf.random.uniform([4, 2])
-        yield noise
-        head = self.head.read_value()
-        yield head
-        error = tf.raw_ops.MatMul(a=hidden + noise, b=head) - y
-        yield error
-        to_head = tf.raw_ops.MatMul(a=hidden, b=error, transpose_a=True)
-        yield to_head
-        to_hidden = tf.raw_ops.MatMul(a=error, b=head, transpose_b=True)
-        yield to_hidden
+        """A step by hand: gives way after every op call or library call, with what it has by then."""
+        yield (weights := self.hidden.value.read_value())
+        yield (hidden := tf.raw_ops.MatMul(a=x, b=weights))
+        yield (noise := tf.random.uniform([4, 2]))
+        yield (noisy := tf.raw_ops.Mul(x=hidden, y=noise))
+        yield (head := self.head.read_value())
+        yield (output := tf.raw_ops.MatMul(a=noisy, b=head))
+        yield (error := tf.raw_ops.Sub(x=output, y=y))
+        yield (to_head := tf.raw_ops.MatMul(a=noisy, b=error, transpose_a=True))
+        yield (to_noisy := tf.raw_ops.MatMul(a=error, b=head, transpose_b=True))
+        yield (to_hidden := tf.raw_ops.Mul(x=to_noisy, y=noise))
         self.adam_by_kernel(to_head, rate)
         yield to_head
-        self.look(tf.reduce_sum(error))
+        self.look(error[0, 0])
         yield error
-        to_weights = tf.raw_ops.MatMul(a=x, b=to_hidden, transpose_a=True)
-        yield to_weights
+        yield (to_weights := tf.raw_ops.MatMul(a=x, b=to_hidden, transpose_a=True))
         self.momentum.apply([to_weights], [self.hidden])
-        yield tf.reduce_sum(self.hidden.value)
-        self.adam_by_kernel(to_head, rate * 0.5)
-        yield tf.reduce_sum(self.head)
+        yield to_weights
+        yield (moved := tf.raw_ops.Sub(x=self.hidden.value.read_value(), y=weights))
+        yield (small := tf.raw_ops.Mul(x=to_head, y=0.5))
+        self.adam_by_kernel(small, rate)
+        yield small
+        yield tf.reduce_sum(moved) + tf.reduce_sum(self.head)
+
+    def until(self, x, y, rate):
+        """Returns after the statement number `stop_at`, by default the last."""
+        for number, value in enumerate(self.statements(x, y, rate)):
+            if number == self.stop_at:
+                return value
+        return value
 
     def variables(self):
         slots = {f"slot{i}": slot for i, slot in enumerate(self.momentum.variables)}
@@ -221,9 +220,6 @@ class Disturbance:
         self._interposer = interposer
         self.seen = []
 
-    def nothing(self):
-        pass
-
     def op(self):
         self.seen.append(tf.negative(tf.constant(2.0)))
 
@@ -260,10 +256,10 @@ class Outcome:
     reasons: dict[str, int]
 
 
-def run(co_execute, interposer, order, kind, position, method="step"):
+def run(co_execute, interposer, order, kind, position):
     """One whole program, disturbed at one position of one iteration."""
     training = Training(order)
-    step = getattr(training, method)
+    step = training.until if kind == "return" else training.step
     if co_execute:
         step = terra.function(step)
     disturbance = Disturbance(training, interposer)
@@ -277,10 +273,11 @@ def run(co_execute, interposer, order, kind, position, method="step"):
     try:
         with contextlib.redirect_stdout(output):
             for number, rate in enumerate(RATES):
-                act = getattr(disturbance, kind if number == FORCED else "nothing")
                 at = position if number == FORCED else -1
+                if kind == "return":
+                    training.stop_at, at = at, -1
                 try:
-                    with interposer.iteration(at, act):
+                    with interposer.iteration(at, getattr(disturbance, kind, None)):
                         returned.append(
                             step(training.inputs[number], training.targets[number], rate)
                         )
@@ -333,36 +330,70 @@ def check(expected, actual, reasons):
     problems = differences(expected, actual)
     if actual.modes[BEFORE - 1 : FORCED + 1] != ["coexecuted"] * 2:
         problems.append(f"was not co-executed: {actual.modes}")
-    if actual.modes[-1] != "coexecuted":
+    if actual.modes[-1:] != ["coexecuted"]:
         problems.append(f"co-execution did not return: {actual.modes}")
     if sum(actual.reasons.values()) > 1 or not set(actual.reasons) <= reasons:
         problems.append(f"fell back for {actual.reasons}")
     return problems
 
 
-def check_every_position(interposer, order, kind, reasons):
-    """Compares a disturbed run with its eager twin at every position."""
-    total = run(False, interposer, order, "nothing", -1).calls
-    assert total > 40
+def check_every_position(interposer, monkeypatch, ways, kind, reasons):
+    """Compares a disturbed run with its eager twin at every position.
+
+    Args:
+      ways: (order, lead) pairs to be taken in turn, one a position.
+      kind: name of a Disturbance, or "return".
+      reasons: codes of the fallbacks that it may cause; each must come up.
+    """
+    positions = count_positions(interposer, kind)
+    assert positions > (15 if kind == "return" else 35)
     wrong, seen_reasons = {}, set()
-    for position in range(total):
+    for position in range(positions):
+        order, lead = ways[position % len(ways)]
+        monkeypatch.setattr(settings, "lead", lead)
         expected = run(False, interposer, order, kind, position)
-        actual = run(True, interposer, order, kind, position)
+        try:
+            actual = run(True, interposer, order, kind, position)
+        except Exception as error:
+            wrong[position, order, lead] = [f"raised {error!r}"]
+            native.core.leave()  # else what comes next would be part of this iteration
+            continue
         problems = check(expected, actual, reasons)
         if problems:
-            wrong[position] = problems
+            wrong[position, order, lead] = problems
         seen_reasons |= set(actual.reasons)
-    assert wrong == {}
+    assert not wrong, "\n".join(f"{key}: {'; '.join(found)}" for key, found in wrong.items())
     assert seen_reasons == reasons
+
+
+def count_positions(interposer, kind):
+    """How many positions an iteration has; the same in each order of the updates."""
+    if kind == "return":
+        training = Training("kernel")
+        return sum(1 for _ in training.statements(training.inputs[0], training.targets[0], 0.1))
+    assign, kernel = (run(False, interposer, order, "nothing", -1).calls for order in ORDERS)
+    assert assign == kernel
+    return assign
 
 
 # ---------------------------------------------------------------- the tests
 
-ORDERS = ["assign", "kernel"]
+ORDERS = ["assign", "kernel"]  # which of the updates comes first
+WAYS = [(order, lead) for lead in (1, 0) for order in ORDERS]
+
+# The plain run takes the ways in turn, the full one takes each at every position.
+every_way = pytest.mark.parametrize(
+    "ways",
+    [
+        pytest.param(WAYS, id="in-turn"),
+        *[pytest.param([way], id="{}-lead{}".format(*way), marks=pytest.mark.full) for way in WAYS],
+    ],
+)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_undisturbed_the_step_co_executes_and_equals_eager(interposer, order, lead):
+@pytest.mark.parametrize(("order", "lead"), WAYS)
+def test_undisturbed_the_step_co_executes_and_equals_eager(interposer, monkeypatch, order, lead):
+    monkeypatch.setattr(settings, "lead", lead)
     expected = run(False, interposer, order, "nothing", -1)
     actual = run(True, interposer, order, "nothing", -1)
     assert differences(expected, actual) == []
@@ -371,26 +402,32 @@ def test_undisturbed_the_step_co_executes_and_equals_eager(interposer, order, le
     assert actual.calls == expected.calls
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_another_op_at_every_position(interposer, order, lead):
-    check_every_position(interposer, order, "op", {"new-op"})
+@pytest.mark.parametrize("ways", [[("assign", 1)], [("kernel", 0)]], ids=["lead1", "lead0"])
+def test_another_op_at_every_position(interposer, monkeypatch, ways):
+    check_every_position(interposer, monkeypatch, ways, "op", {"new-op"})
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_write_and_a_random_draw_at_every_position(interposer, order, lead):
-    check_every_position(interposer, order, "write", {"new-op"})
+@every_way
+def test_a_write_and_a_random_draw_at_every_position(interposer, monkeypatch, ways):
+    check_every_position(interposer, monkeypatch, ways, "write", {"new-op"})
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_an_exception_at_every_position(interposer, order, lead):
-    check_every_position(interposer, order, "throw", {"exception"})
+@every_way
+def test_an_exception_at_every_position(interposer, monkeypatch, ways):
+    check_every_position(interposer, monkeypatch, ways, "throw", {"exception"})
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_look_at_the_latest_value_at_every_position(interposer, order, lead):
-    check_every_position(interposer, order, "read", {"unexpected-read", "early-read"})
+@every_way
+def test_a_look_at_the_latest_value_at_every_position(interposer, monkeypatch, ways):
+    reasons = {"unexpected-read", "early-read"}
+    check_every_position(interposer, monkeypatch, ways, "read", reasons)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_tensor_kept_at_every_position(interposer, order, lead):
-    check_every_position(interposer, order, "keep", {"kept-tensor"})
+@every_way
+def test_a_tensor_kept_at_every_position(interposer, monkeypatch, ways):
+    check_every_position(interposer, monkeypatch, ways, "keep", {"kept-tensor"})
+
+
+@every_way
+def test_an_early_return_at_every_statement(interposer, monkeypatch, ways):
+    check_every_position(interposer, monkeypatch, ways, "return", {"ended-early"})

@@ -68,6 +68,8 @@ def _fallbacks(runner: PythonRunner) -> list[str]:
 def _reads(runner: PythonRunner) -> list[str]:
     sequences = runner.tracegraph.sequences
     reads = sorted(sequences[-1].reads.values(), key=lambda r: r.position) if sequences else []
+    if reads and sequences[-1].graph is not None:  # shapes are known without the graph
+        reads = [read for read in reads if read.output in sequences[-1].graph.slots.fetches]
     if not reads:
         return ["  reads inside the step: none"]
     lines = ["  reads inside the step (each waits for the graph):"]

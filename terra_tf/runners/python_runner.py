@@ -52,6 +52,14 @@ class PythonRunner:
         """Whether a fallback has to raise now."""
         return self._on_new_trace == "error"
 
+    def rests(self) -> bool:
+        """Whether this iteration runs eagerly without more ado."""
+        if not self.retreat.rests():
+            return False
+        if observers.active:
+            observers.notify(self.name, "eager")
+        return True
+
     def begin(self, key: Hashable, arguments: Tensors[Any]) -> Iteration:
         """Begins an iteration.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from terra_tf.tensorflow_internals import EagerTensor
+from terra_tf.tensorflow_internals import EagerTensor, dtype_and_shape
 
 _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
@@ -31,7 +31,7 @@ def _key(value: Any, tensors: list[Any]) -> Hashable:
     kind = type(value)
     if kind is EagerTensor:
         tensors.append(value)
-        return (value._datatype_enum(), value._shape_tuple())
+        return dtype_and_shape(value)
     if kind is tuple or kind is list:
         return tuple([_key(item, tensors) for item in value])
     if kind is dict:

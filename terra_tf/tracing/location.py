@@ -7,6 +7,7 @@ ours. It is taken once per op and only while tracing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 import sysconfig
@@ -29,6 +30,7 @@ _LIBRARIES = tuple(
 _SITE_PACKAGES = os.path.dirname(os.path.dirname(tf.__file__)) + os.sep
 
 
+@functools.lru_cache(maxsize=None)
 def is_users(filename: str) -> bool:
     """Whether a file belongs to the user's program, not to TensorFlow, Keras, Python or us."""
     if filename.startswith(_SITE_PACKAGES):

@@ -15,7 +15,7 @@ import numpy as np
 
 from terra_tf import native, tensorflow_internals
 from terra_tf.settings import settings
-from terra_tf.tensorflow_internals import EagerTensor
+from terra_tf.tensorflow_internals import EagerTensor, dtype_and_shape
 from terra_tf.tracing.effects import (
     ON_VARIABLES,
     Effect,
@@ -154,7 +154,7 @@ class Recorder:
         self.trace.nodes.append(node)
         self._note_uncertain(node)
         for i, tensor in enumerate(returned):
-            self.trace.outputs.append(OutputInfo(*_dtype_and_shape(tensor)))
+            self.trace.outputs.append(OutputInfo(*dtype_and_shape(tensor)))
             self._remember(tensor, node.first_output + i)
         return node.first_output
 
@@ -235,18 +235,18 @@ class Recorder:
         return Node(name, call, (), sources, (), 0, 0, Result.NONE)
 
     def _fast_path_node(self, op: str, args: tuple[Any, ...], seen: list[tuple[Any, ...]]) -> Node:
-        definition = tensorflow_internals.op_def(op)
         # Nested ops of the call (a Python function's body) are seen first, so ours is the last one.
         _, inputs, attrs, _, *_ = next(s for s in reversed(seen) if _op_name(s[0]) == op)
         rest = args[3:]
-        count = len(definition.input_arg)
+        takes_list = tensorflow_internals.list_inputs(op)
+        count = len(takes_list)
         flat = iter(inputs)
         spec: list[Arg] = []
         sources: list[Output | Outside] = []
         for position, value in enumerate(rest):
             if position >= count:
                 spec.append(Python(_frozen(value)))
-            elif isinstance(value, (list, tuple)) and _is_list_arg(definition.input_arg[position]):
+            elif takes_list[position] and isinstance(value, (list, tuple)):
                 items = tuple(self._source(x, next(flat)) for x in value)
                 spec.append(Items(items))
                 sources.extend(items)
@@ -270,7 +270,7 @@ class Recorder:
             return self._new_external(
                 External(
                     Kind.NUMBER,
-                    *_dtype_and_shape(tensor),
+                    *dtype_and_shape(tensor),
                     tensor,
                     _frozen(passed),
                     _content(tensor),
@@ -281,7 +281,7 @@ class Recorder:
             return Output(output)
         if id(passed) in self._externals:
             return Outside(self._externals[id(passed)])
-        dtype, shape = _dtype_and_shape(passed)
+        dtype, shape = dtype_and_shape(passed)
         if dtype == _RESOURCE:
             external = External(Kind.RESOURCE, dtype, shape, passed, passed)
         elif self._is_small(passed, dtype, shape):
@@ -335,10 +335,6 @@ def _op_name(op: Any) -> str:
     return op.decode() if isinstance(op, bytes) else op
 
 
-def _is_list_arg(arg: Any) -> bool:
-    return bool(arg.number_attr or arg.type_list_attr)
-
-
 def _frozen(value: Any) -> Any:
     """A value that stays as it is now; lists and arrays can be changed by whoever passed them."""
     if isinstance(value, np.ndarray):
@@ -378,10 +374,6 @@ def _result_kind(result: Any) -> Result:
     if result is None:
         return Result.NONE
     return Result.LIST if isinstance(result, (list, tuple)) else Result.SINGLE
-
-
-def _dtype_and_shape(tensor: Any) -> tuple[int, tuple[int, ...]]:
-    return tensor.dtype.as_datatype_enum, tuple(tensor.shape)
 
 
 def _content(tensor: Any) -> bytes:
