@@ -60,11 +60,12 @@ class _Region:
     def outermost(self) -> bool:
         """Whether a region may be opened here."""
         if not self.ready:
+            if _usable():
+                initialise()
             if not _usable():
                 if observers.active:
                     observers.notify(self.name, "eager")
                 return False
-            initialise()
             self.ready = True
         return not native.core.inside() and executing_eagerly() and not settings.disabled
 
@@ -85,10 +86,9 @@ class Step:
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs one iteration: the user's function, once, in the mode that fits."""
         region = self._region
-        if not region.outermost():
-            return self._fn(*args, **kwargs)
-        if region.runner.rests():
+        if not region.outermost() or region.runner.rests():
             return self._fn(*args, **kwargs)
         key, arguments = signature(args, kwargs)
         iteration = region.runner.begin(key, arguments)

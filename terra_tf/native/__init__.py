@@ -46,16 +46,18 @@ def initialise(recover: Callable[[int], None]) -> None:
       recover: called with an iteration's number (or -1 for all) when a graph failed after Python
         had left the iteration.
 
-    Raises:
-      RuntimeError: TensorFlow's objects do not look as the core expects; nothing was changed.
+    Where TensorFlow's objects do not look as the core expects, nothing is changed, `core` becomes
+    None and `problem` says so.
     """
-    global _initialised
+    global _initialised, core, problem
     with _lock:
         if _initialised:
             return
         capsule = tensorflow_internals.context_capsule()
         if core.find_handle_offset(tf.constant(0.0)) < 0:
-            raise RuntimeError("the layout of EagerTensor is not the one the native core knows")
+            core = None
+            problem = f"the native core does not know this layout of EagerTensor; {_BUILD_HINT}"
+            return
         device, info, name = core.register_parts(
             capsule, tensorflow_internals.FastPathMiss, tf.Variable, recover
         )

@@ -160,6 +160,8 @@ def initialise() -> None:
     global _initialised
     if not _initialised:
         native.initialise(in_flight.recover)
+        if native.core is None:
+            return
         atexit.register(_shut_down)
         os.register_at_fork(after_in_child=_in_forked_child)
         _initialised = True

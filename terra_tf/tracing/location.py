@@ -30,7 +30,7 @@ _LIBRARIES = tuple(
 _SITE_PACKAGES = os.path.dirname(os.path.dirname(tf.__file__)) + os.sep
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def is_users(filename: str) -> bool:
     """Whether a file belongs to the user's program, not to TensorFlow, Keras, Python or us."""
     if filename.startswith(_SITE_PACKAGES):

@@ -1,0 +1,485 @@
+"""Each private touch of TensorFlow by itself, so that a new release shows which one it broke.
+
+One test for each function of `terra_tf.tensorflow_internals`, then the assumptions of the native
+core about tensors, tapes and conversions. The truth is TensorFlow's public API.
+"""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python import pywrap_tfe
+
+from terra_tf import native
+from terra_tf import tensorflow_internals as internals
+from terra_tf.runners.python_runner import initialise
+from terra_tf.tracing.recorder import Recorder
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _initialised():
+    initialise()
+
+
+@contextlib.contextmanager
+def op_callbacks():
+    """What TensorFlow tells of the ops in the block: (type, inputs, attributes, outputs)."""
+    seen = []
+
+    def callback(op_type, inputs, attrs, outputs, name=None, graph=None):
+        seen.append((op_type, inputs, attrs, outputs))
+
+    internals.add_op_callback(callback)
+    try:
+        yield seen
+    finally:
+        internals.remove_op_callback(callback)
+
+
+@contextlib.contextmanager
+def recording():
+    """Tensors made in the block are placeholders until its end."""
+    recorder = Recorder()
+    recorder.start()
+    try:
+        yield recorder
+    finally:
+        recorder.abandon()
+        native.core.leave()
+
+
+# ---------------------------------------------------------------- entry points
+
+
+@pytest.mark.parametrize("name", internals.ENTRY_POINTS)
+def test_entry_point_is_replaced_once_by_a_hook_over_tensorflows_own(name):
+    hook = internals.entry_point(name)
+    assert type(hook) is native.core.Hook
+    # TensorFlow's own function, not a hook over a hook.
+    assert type(hook.original).__name__ == "builtin_function_or_method"
+    assert hook.original.__name__ == name
+    initialise()
+    native.initialise(lambda _: None)
+    assert internals.entry_point(name) is hook is getattr(pywrap_tfe, name)
+
+
+def test_wrappers_of_ops_call_the_entry_points_by_their_current_names(monkeypatch):
+    called = []
+    for name in internals.ENTRY_POINTS:
+        original = internals.entry_point(name)
+
+        def entry(*args, name=name, original=original):
+            called.append((name, args[1 if name == "TFE_Py_FastPathExecute" else 2]))
+            return original(*args)
+
+        monkeypatch.setattr(pywrap_tfe, name, entry)
+
+    @tf.function
+    def double(x):
+        return x + x
+
+    result = double(tf.negative(tf.constant(3.0)))
+    assert result.numpy() == -6.0
+    names = [(name, op if isinstance(op, str) else op.decode()) for name, op in called]
+    assert ("TFE_Py_FastPathExecute", "Neg") in names
+    assert any(name != "TFE_Py_FastPathExecute" and "double" in op for name, op in names)
+
+
+def test_fast_path_miss_sends_an_op_to_its_slow_path(monkeypatch):
+    slow = []
+    execute = internals.entry_point("TFE_Py_Execute")
+
+    def miss(*args):
+        raise internals.FastPathMiss
+
+    def noted(*args):
+        slow.append(args)
+        return execute(*args)
+
+    monkeypatch.setattr(pywrap_tfe, "TFE_Py_FastPathExecute", miss)
+    monkeypatch.setattr(pywrap_tfe, "TFE_Py_Execute", noted)
+    x = tf.constant([1.5, -2.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x * 3.0
+    assert y.numpy().tolist() == [4.5, -6.0]
+    assert tape.gradient(y, x).numpy().tolist() == [3.0, 3.0]
+    _, _, op, inputs, attrs, outputs = slow[0]
+    assert op in (b"Mul", "Mul")
+    assert [type(t) for t in inputs] == [internals.EagerTensor] * 2
+    assert attrs[0] == "T" and outputs == 1
+
+
+def test_fast_path_itself_raises_the_miss():
+    fast = internals.entry_point("TFE_Py_FastPathExecute").original
+    context = internals.context_capsule()
+    with pytest.raises(internals.FastPathMiss):
+        fast(context, "Neg", None, object())
+
+
+def test_calls_with_positional_arguments_in_the_expected_order(monkeypatch):
+    seen = []
+    original = internals.entry_point("TFE_Py_FastPathExecute")
+
+    def entry(*args, **keywords):
+        seen.append((args, keywords))
+        return original(*args, **keywords)
+
+    monkeypatch.setattr(pywrap_tfe, "TFE_Py_FastPathExecute", entry)
+    a = tf.ones([2, 3])
+    tf.raw_ops.MatMul(a=a, b=a, transpose_b=True)
+    (args, keywords) = seen[-1]
+    _, op, name, *rest = args
+    assert (op, name, keywords) == ("MatMul", None, {})
+    assert rest[0] is a and rest[1] is a
+    assert rest[2:6] == ["transpose_a", False, "transpose_b", True]
+
+
+# ---------------------------------------------------------------- context, device
+
+
+def test_context_capsule_holds_the_eager_context():
+    capsule = internals.context_capsule()
+    assert type(capsule).__name__ == "PyCapsule"
+    assert internals.context_capsule() is capsule
+
+
+def test_executing_eagerly_is_false_while_a_function_is_traced():
+    seen = []
+
+    @tf.function
+    def traced():
+        seen.append(internals.executing_eagerly())
+        with tf.init_scope():
+            seen.append(internals.executing_eagerly())
+
+    traced()
+    assert internals.executing_eagerly() is True
+    assert seen == [False, True]
+
+
+def test_tensors_of_the_registered_device_say_that_they_are_on_the_cpu():
+    plain = tf.constant(1.0) + 1.0
+    with recording():
+        placeholder = tf.constant(1.0) + 1.0
+        assert native.core.is_placeholder(placeholder)
+        assert placeholder.device == plain.device
+        assert placeholder.backing_device == plain.backing_device
+        assert native.core.is_placeholder(placeholder)  # none of it needed the value
+
+
+def test_dlpack_shows_the_value_of_a_placeholder():
+    with recording():
+        placeholder = tf.constant([1.0, 2.0]) + 1.0
+        assert native.core.is_placeholder(placeholder)
+        capsule = tf.experimental.dlpack.to_dlpack(placeholder)
+    assert tf.experimental.dlpack.from_dlpack(capsule).numpy().tolist() == [2.0, 3.0]
+
+
+# ---------------------------------------------------------------- op callbacks
+
+
+def test_op_callbacks_tell_complete_attributes_and_converted_inputs():
+    a = tf.ones([2, 3])
+    with op_callbacks() as seen:
+        product = tf.matmul(a, [[1.0], [2.0], [3.0]], transpose_a=False)
+        shifted = product * 2.0
+    ops = {op if isinstance(op, str) else op.decode(): rest for op, *rest in seen}
+    inputs, attrs, outputs = ops["MatMul"]
+    named = dict(zip(attrs[::2], attrs[1::2], strict=True))
+    assert {"transpose_a": False, "transpose_b": False, "T": 1}.items() <= named.items()
+    assert all(type(x) is internals.EagerTensor for x in inputs)
+    assert inputs[0] is a and outputs[0] is product
+    inputs, attrs, outputs = ops["Mul"]
+    assert inputs[0] is product and inputs[1].numpy() == 2.0  # the Python number, converted
+    assert dict(zip(attrs[::2], attrs[1::2], strict=True))["T"] == 1
+    assert outputs[0] is shifted
+
+
+def test_op_callbacks_belong_to_one_thread_and_end():
+    with op_callbacks() as seen:
+        thread = threading.Thread(target=lambda: tf.negative(tf.constant(1.0)))
+        thread.start()
+        thread.join()
+        assert seen == []
+        tf.negative(tf.constant(1.0))
+        count = len(seen)
+        assert count > 0
+    tf.negative(tf.constant(1.0))
+    assert len(seen) == count
+
+
+def test_op_callbacks_mark_what_is_traced_into_a_graph():
+    graphs = []
+
+    def callback(op_type, inputs, attrs, outputs, name=None, graph=None):
+        graphs.append(graph)
+
+    x = tf.constant(2.0)
+    internals.add_op_callback(callback)
+    try:
+        tf.function(lambda x: x * x).get_concrete_function(x)
+    finally:
+        internals.remove_op_callback(callback)
+    assert graphs and None not in graphs
+
+
+# ---------------------------------------------------------------- op definitions, raw execution
+
+
+def test_op_def_knows_ops_and_not_functions():
+    definition = internals.op_def("MatMul")
+    assert [arg.name for arg in definition.input_arg] == ["a", "b"]
+    assert not definition.is_stateful
+    assert internals.op_def("AssignVariableOp").is_stateful
+    concrete = tf.function(lambda: tf.constant(1.0)).get_concrete_function()
+    assert internals.op_def(concrete.name.decode() if isinstance(concrete.name, bytes) else concrete.name) is None
+
+
+def test_list_inputs_tells_which_arguments_are_lists():
+    assert internals.list_inputs("MatMul") == (False, False)
+    assert internals.list_inputs("ConcatV2") == (True, False)
+    assert internals.list_inputs("IdentityN") == (True,)
+
+
+def test_dtype_and_shape_equal_the_public_ones():
+    for tensor in (tf.ones([2, 3]), tf.constant("text"), tf.zeros([0], tf.int64), tf.constant(1j)):
+        expected = tensor.dtype.as_datatype_enum, tuple(tensor.shape)
+        assert internals.dtype_and_shape(tensor) == expected
+
+
+X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+
+RAW = {
+    "one output": lambda x: tf.matmul(x, x, transpose_b=True),
+    "several outputs": lambda x: tf.split(x, 2, axis=1),
+    "a list as input": lambda x: tf.concat([x, x], axis=0),
+    "many attributes": lambda x: x[1:, ::2],
+    "a dtype as attribute": lambda x: tf.cast(x, tf.int32),
+    "a shape as attribute": lambda x: tf.raw_ops.Squeeze(input=x[None], axis=[0]),
+    "a string as attribute": lambda x: tf.raw_ops.LeftShift(
+        x=tf.cast(x, tf.int32), y=tf.ones([3, 4], tf.int32)
+    ),
+    "an optional attribute left out": lambda x: tf.raw_ops.ArgMax(input=x, dimension=1),
+    "two results": lambda x: tf.raw_ops.TopKV2(input=x, k=2),
+    "a softmax": lambda x: tf.nn.log_softmax(x),
+    "a convolution": lambda x: tf.nn.conv2d(
+        tf.reshape(x, [1, 3, 4, 1]), tf.ones([2, 2, 1, 1]), strides=1, padding="SAME"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RAW)
+def test_execute_raw_equals_the_public_op(case):
+    x = tf.constant(X)
+    with op_callbacks() as seen:
+        RAW[case](x)
+    assert seen
+    for op, inputs, attrs, outputs in seen:
+        op = op if isinstance(op, str) else op.decode()
+        if op == "_EagerConst":
+            continue
+        again = internals.execute_raw(op, inputs, attrs, len(outputs))
+        assert [t.dtype for t in again] == [t.dtype for t in outputs]
+        assert [t.numpy().tobytes() for t in again] == [t.numpy().tobytes() for t in outputs]
+
+
+def test_execute_raw_takes_none_for_an_attributes_default():
+    (result,) = internals.execute_raw(
+        "MatMul", [tf.ones([2, 2])] * 2, ("transpose_a", None, "T", tf.float32), 1
+    )
+    assert result.numpy().tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_execute_raw_is_unseen_by_tapes_and_callbacks():
+    x = tf.constant(3.0)
+    with op_callbacks() as seen, tf.GradientTape() as tape:
+        tape.watch(x)
+        (y,) = internals.execute_raw("Square", [x], ("T", 1), 1)
+    assert y.numpy() == 9.0
+    assert seen == []
+    assert tape.gradient(y, x) is None
+
+
+def test_status_error_is_the_public_exception():
+    with pytest.raises(tf.errors.InvalidArgumentError) as public:
+        tf.raw_ops.MatMul(a=tf.ones([2, 3]), b=tf.ones([2, 3]))
+    with pytest.raises(Exception) as raw:  # noqa: B017 - its class is private
+        internals.execute_raw("MatMul", [tf.ones([2, 3])] * 2, ("T", 1), 1)
+    error = internals.status_error(raw.value)
+    assert type(error) is tf.errors.InvalidArgumentError
+    assert "Matrix size-incompatible" in error.message
+    assert error.message in public.value.message or "size-incompatible" in public.value.message
+
+
+def test_status_error_leaves_other_exceptions_alone():
+    error = KeyError("x")
+    assert internals.status_error(error) is error
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def test_create_graph_op_adds_ops_that_compute_what_eager_computes():
+    x = tf.constant(X)
+    with op_callbacks() as seen:
+        eager = tf.reduce_sum(tf.matmul(x, x, transpose_b=True), axis=1, keepdims=True)
+    graph = tf.Graph()
+    with graph.as_default():
+        made = {}
+        for op, inputs, attrs, outputs in seen:
+            op = op if isinstance(op, str) else op.decode()
+            if op == "_EagerConst":
+                continue
+            given = [made.get(id(t)) for t in inputs]
+            for i, t in enumerate(inputs):
+                if given[i] is None:
+                    given[i] = tf.constant(t.numpy())
+            named = dict(zip(attrs[::2], attrs[1::2], strict=True))
+            operation = internals.create_graph_op(graph, op, given, {**named, "unknown": 1})
+            assert operation.type == op
+            made.update(zip(map(id, outputs), operation.outputs, strict=True))
+    with tf.compat.v1.Session(graph=graph) as session:
+        assert session.run(made[id(eager)]).tobytes() == eager.numpy().tobytes()
+
+
+def test_create_graph_op_takes_none_for_an_attributes_default():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.ones([2, 2])
+        operation = internals.create_graph_op(
+            graph, "MatMul", [x, x], {"T": tf.float32, "transpose_a": None, "transpose_b": True}
+        )
+    assert operation.get_attr("transpose_a") is False
+    assert operation.get_attr("transpose_b") is True
+
+
+def test_add_control_inputs_orders_ops_that_exist():
+    with tf.Graph().as_default() as graph:
+        first, second = tf.no_op("first"), tf.no_op("second")
+        internals.add_control_inputs(graph, second, [first])
+    assert list(second.control_inputs) == [first]
+    assert list(first.control_inputs) == []
+
+
+def test_capture_makes_an_outside_tensor_an_argument():
+    outside = tf.constant([1.0, 2.0])
+    names = []
+
+    def body():
+        graph = tf.compat.v1.get_default_graph()
+        names.append(internals.capture(graph, outside))
+        assert internals.capture(graph, outside) is names[0]
+        return names[0] * 2.0
+
+    concrete = tf.function(body).get_concrete_function()
+    assert names[0].op.type == "Placeholder"
+    assert concrete.graph.external_captures[0] is outside
+    assert concrete().numpy().tolist() == [2.0, 4.0]
+
+
+def test_generated_function_runs_captures_and_keeps_its_order():
+    variable = tf.Variable(1.0)
+
+    def build(graph, number):
+        handle = internals.capture(graph, variable.handle)
+        value = tf.cast(number, tf.float32)
+        add = internals.create_graph_op(
+            graph, "AssignAddVariableOp", [handle, value], {"dtype": tf.float32}
+        )
+        # Without automatic control dependencies only what the end needs is run, and in its order.
+        internals.create_graph_op(
+            graph, "AssignAddVariableOp", [handle, tf.constant(100.0)], {"dtype": tf.float32}
+        )
+        with graph.control_dependencies([add]):
+            return tf.no_op()
+
+    function = internals.GeneratedFunction("made", tf.TensorSpec([], tf.int64), build)
+    assert len(function.captures) == 1 and function.captures[0] is variable.handle
+    assert "made" in function.name
+    assert isinstance(function.concrete.graph.as_graph_def(), tf.compat.v1.GraphDef)
+    assert "made" in str(function.concrete)
+    # As the GraphRunner calls it: by name, with the captures after the argument.
+    inputs = [tf.constant(5, tf.int64), *function.captures]
+    attrs = ("config_proto", internals.function_config(True))
+    assert internals.execute_raw(function.name, inputs, attrs, 0) == []
+    assert variable.numpy() == 6.0
+    function.concrete(tf.constant(4, tf.int64))
+    assert variable.numpy() == 10.0
+
+
+def test_function_config_turns_off_what_changes_results():
+    exact = config_pb2.ConfigProto.FromString(internals.function_config(True))
+    rewrite = exact.graph_options.rewrite_options
+    off = type(rewrite).OFF
+    assert [rewrite.arithmetic_optimization, rewrite.constant_folding, rewrite.remapping] == [off] * 3
+    fast = config_pb2.ConfigProto.FromString(internals.function_config(False))
+    assert fast.graph_options.rewrite_options.remapping != off
+
+
+# ---------------------------------------------------------------- the native core
+
+
+def test_native_core_was_built_for_this_tensorflow():
+    assert native.problem is None
+    assert native.core.built_for_tensorflow == tf.__version__
+
+
+def test_offset_of_the_handle_is_the_same_for_every_eager_tensor():
+    tensors = [
+        tf.constant(1.0),
+        tf.ones([3, 4], tf.float64),
+        tf.constant("text"),
+        tf.Variable(1.0).handle,
+        tf.ones([2]) + 1.0,
+        tf.constant(1j),
+    ]
+    assert {type(t) for t in tensors} == {internals.EagerTensor}
+    offsets = {native.core.find_handle_offset(t) for t in tensors}
+    assert len(offsets) == 1
+    (offset,) = offsets
+    assert 0 < offset < internals.EagerTensor.__basicsize__
+
+
+def test_exchanged_handle_keeps_identity_and_attributes_of_the_tensor():
+    with recording():
+        tensor = tf.constant([1.0, 2.0]) * 2.0
+        tensor.note = "mine"
+        assert native.core.is_placeholder(tensor)
+        number = id(tensor)
+        assert (tensor.dtype, tensor.shape) == (tf.float32, [2])
+        native.core.materialise(tensor)
+        assert not native.core.is_placeholder(tensor)
+    assert id(tensor) == number and tensor.note == "mine"
+    assert tensor.numpy().tolist() == [2.0, 4.0]
+
+
+def test_a_placeholder_is_read_from_c_plus_plus_and_from_python():
+    reads = {
+        "numpy": lambda t: t.numpy().tolist(),
+        "asarray": lambda t: np.asarray(t).tolist(),
+        "float": lambda t: float(t[0]),
+        "iteration": lambda t: [float(x) for x in t],
+        "format": lambda t: str(t),
+        "memoryview": lambda t: np.array(memoryview(t)).tolist(),
+        "a kernel behind the hooks": lambda t: internals.entry_point("TFE_Py_Execute")
+        .original(internals.context_capsule(), None, "Neg", [t], ("T", 1), 1)[0]
+        .numpy()
+        .tolist(),
+    }
+    plain = tf.constant([1.5, 2.5]) * 2.0
+    for name, read in reads.items():
+        with recording():
+            placeholder = tf.constant([1.5, 2.5]) * 2.0
+            assert native.core.is_placeholder(placeholder)
+            assert read(placeholder) == read(plain), name
+
+
+def test_plain_values_are_no_placeholders():
+    for value in (tf.constant(1.0), 1.0, None, np.ones(2), tf.Variable(1.0)):
+        assert not native.core.is_placeholder(value)
