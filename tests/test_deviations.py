@@ -44,13 +44,14 @@ def test_python_runs_ahead_of_an_op_that_fails():
     assert step(good).shape == (2, 2)
 
 
-def test_first_write_of_another_thread_into_a_running_step():
-    """A variable that another thread uses while the step runs keeps the step in eager mode.
+# --- raised, or slower ---------------------------------------------------------------------------
 
-    Reason: the other thread would have to see each write of the step where eager makes it. Once
-    such a use has been seen, results are eager's; a step that has co-executed for a while before
-    another thread touches one of its variables for the first time shows that thread, once, the
-    state before the iteration.
+
+def test_a_step_whose_variables_another_thread_uses_stays_eager():
+    """Results are eager's, at eager's speed.
+
+    Reason: the other thread has to see each write of the step where eager makes it, so none can be
+    held back. A co-executed iteration falls back when another thread comes to one of its variables.
     """
     shared = tf.Variable(0.0)
 
@@ -67,9 +68,6 @@ def test_first_write_of_another_thread_into_a_running_step():
         expected = (expected + 1.0) * 2.0
         assert float(step(tf.constant(2.0))) == expected, turn
     assert step.stats().coexecuted == 0
-
-
-# --- raised, or slower ---------------------------------------------------------------------------
 
 
 def test_xla_is_accepted_with_a_warning():

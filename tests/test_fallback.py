@@ -99,7 +99,7 @@ class Training:
         )
 
     def statements(self, x, y, rate):
-        """A step by hand: gives way after every op call or library call, with what it has by then."""
+        """A step by hand: gives way after every op or library call, with what it has by then."""
         yield (weights := self.hidden.value.read_value())
         yield (hidden := tf.raw_ops.MatMul(a=x, b=weights))
         yield (noise := tf.random.uniform([4, 2]))
@@ -152,8 +152,8 @@ class Interposer:
     """Stands before TensorFlow's entry points; acts right before the k-th call of an iteration.
 
     In eager mode TensorFlow reads a variable that is passed straight to an op without a call of its
-    own; Terra sends such calls to TensorFlow's slow path, which makes more of them. So that position
-    k means the same in both, the eager run is sent there too: it is eager's own way all the same.
+    own; Terra sends such calls to TensorFlow's slow path, which makes more of them. So that
+    position k means the same in both, the eager run is sent there too: it is eager's own way.
     """
 
     def __init__(self, monkeypatch):
@@ -340,10 +340,8 @@ def check(expected, actual, reasons):
 def check_every_position(interposer, monkeypatch, ways, kind, reasons):
     """Compares a disturbed run with its eager twin at every position.
 
-    Args:
-      ways: (order, lead) pairs to be taken in turn, one a position.
-      kind: name of a Disturbance, or "return".
-      reasons: codes of the fallbacks that it may cause; each must come up.
+    The (order, lead) pairs of `ways` are taken in turn, one a position. All of `reasons`, and no
+    other ones, must come up as codes of the fallbacks that the disturbance `kind` causes.
     """
     positions = count_positions(interposer, kind)
     assert positions > (15 if kind == "return" else 35)

@@ -87,6 +87,7 @@ void AddBoundary(Program& program, int end, int gate_slot, int done_slot,
 
 void AddCapture(Program& program, py::object tensor) {
   program.captures.push_back(RefHandle(EagerTensor_Handle(tensor.ptr())));
+  program.captured.insert(tensor.ptr());
   program.Own(tensor.ptr());
 }
 
@@ -124,6 +125,7 @@ void BindWalk(py::module_& m) {
       .def("stop_graph", [](Walk& w) { Check(w.StopGraph()); })
       .def("close", &Walk::Close)
       .def("unfetched_kept", &Walk::UnfetchedKept)
+      .def("leave_to_plain", [](Walk& w) { LeaveToPlain(&w); })
       .def("release", &Walk::Release)
       .def("wait_checked", [](Walk& w) { Check(w.WaitChecked()); })
       .def_property_readonly("cursor", &Walk::cursor)

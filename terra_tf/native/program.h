@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "iteration.h"
@@ -72,6 +73,7 @@ struct Program {
   int num_slots = 0;  // feeds first, so feed k is slot k
   std::string function, config;
   std::vector<TFE_TensorHandle*> captures;
+  std::unordered_set<PyObject*> captured;  // the same as Python objects
   std::vector<PyObject*> owned;  // keeps every object above alive
 
   ~Program() {

@@ -2,6 +2,7 @@
 
 #include <structmember.h>
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -153,23 +154,40 @@ bool OutsideOfSequence(PyObject* op) {
 }
 
 int g_inside = 0;  // threads inside a region; changed with the GIL held
+auto* g_walks = new std::vector<Walk*>;  // walks in progress; the same
 auto* g_shared = new std::unordered_set<PyObject*>;  // owned
 
-void NoteShared(PyObject* const* args, Py_ssize_t count) {
+// A thread outside of any region uses resources while others are inside. Iterations that hold back
+// effects on one of them fall back, so that the thread sees what eager would show it.
+bool NoteShared(PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* arg = args[i];
     if (PyList_Check(arg) || PyTuple_Check(arg)) {
-      NoteShared(PySequence_Fast_ITEMS(arg), PySequence_Fast_GET_SIZE(arg));
+      if (!NoteShared(PySequence_Fast_ITEMS(arg), PySequence_Fast_GET_SIZE(arg))) return false;
     } else if (EagerTensor_CheckExact(arg) && AsPlaceholder(arg) == nullptr &&
                TFE_TensorHandleDataType(EagerTensor_Handle(arg)) == TF_RESOURCE) {
       if (g_shared->insert(arg).second) Py_INCREF(arg);
+      const std::vector<Walk*> walks = *g_walks;  // a fallback changes the list
+      for (Walk* walk : walks) {
+        if (walk->session == nullptr || !walk->Captures(arg)) continue;
+        if (!walk->Fallback("other-thread", -1)) return false;
+      }
     }
   }
+  return true;
+}
+
+void Unlist(Walk* walk) {
+  walk->session = nullptr;
+  g_walks->erase(std::remove(g_walks->begin(), g_walks->end(), walk), g_walks->end());
 }
 
 PyObject* PassOn(PyObject* const* args, Py_ssize_t count, PyObject* original, CallKind call) {
   if (!MaterialiseAll(args + 3, count - 3)) return nullptr;
-  if (g_inside > 0 && CurrentSession().mode == Mode::kOutside) NoteShared(args + 3, count - 3);
+  if (g_inside > 0 && CurrentSession().mode == Mode::kOutside &&
+      !NoteShared(args + 3, count - 3)) {
+    return nullptr;
+  }
   if (GraphRunner::AnyUnfinished() || GraphRunner::AnyFailed()) {
     PyObject* op = args[call == CallKind::kFastPath ? 1 : 2];
     const char* name = PyBytes_Check(op) ? PyBytes_AS_STRING(op) : PyUnicode_AsUTF8(op);
@@ -234,13 +252,26 @@ void SetMode(Mode mode, Walk* walk, PyObject* recorder) {
   static int64_t recordings = 0;
   Session& session = CurrentSession();
   g_inside += (mode != Mode::kOutside) - (session.mode != Mode::kOutside);
+  if (session.walk != nullptr) Unlist(session.walk);
   session.mode = mode;
   session.walk = walk;
+  if (walk != nullptr) {
+    walk->session = &session;
+    g_walks->push_back(walk);
+  }
   PyObject* old = session.recorder;
   Py_XINCREF(recorder);
   session.recorder = recorder;
   if (recorder != nullptr) session.recording = ++recordings;
   Py_XDECREF(old);
+}
+
+void LeaveToPlain(Walk* walk) {
+  Session* session = walk->session;
+  if (session == nullptr) return;
+  Unlist(walk);
+  session->mode = Mode::kPlain;
+  session->walk = nullptr;
 }
 
 PyObject* RaiseFastPathMiss() {

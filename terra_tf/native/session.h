@@ -26,6 +26,9 @@ struct Session {
 Session& CurrentSession();
 void SetMode(Mode mode, Walk* walk, PyObject* recorder);
 
+// Takes a walk's thread, which may be another one, out of the walk: it goes on in plain mode.
+void LeaveToPlain(Walk* walk);
+
 // While one exists, the thread's calls pass on unmatched and unrecorded.
 class Suspended {
  public:

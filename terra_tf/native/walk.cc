@@ -103,6 +103,7 @@ Walk::Walk(std::shared_ptr<Program> p, PyObject* on_fallback)
 }
 
 Walk::~Walk() {
+  if (session != nullptr) LeaveToPlain(this);
   if (iteration->walk == this) {  // left without an end: nothing of it may become visible
     iteration->Cancel();
     iteration->walk = nullptr;
@@ -320,6 +321,7 @@ PyObject* Walk::RunInPlace(const Node& node, PyObject* const* args, Py_ssize_t c
     const SlotState state =
         WaitSlot(program->boundaries[node.boundary].done_slot, &unused, &interrupted);
     if (interrupted) return nullptr;
+    if (iteration->walk != this) return CallRecorded(args, count, original, node.call);
     if (state == SlotState::kFailed) {
       if (!Fallback("op-error", -1)) return nullptr;
       return CallRecorded(args, count, original, node.call);
@@ -438,7 +440,8 @@ bool Walk::Read(int output, Tensor* value) {
   bool interrupted = false;
   const SlotState state = WaitSlot(spec.fetch, value, &interrupted);
   if (interrupted) return false;
-  return state == SlotState::kReady || Fallback("op-error", output);
+  if (state == SlotState::kReady || iteration->walk != this) return true;
+  return Fallback("op-error", output);
 }
 
 bool Walk::End() {
@@ -460,6 +463,7 @@ bool Walk::End() {
 }
 
 bool Walk::Fallback(const char* code, int output) {
+  if (session != &CurrentSession()) code = "other-thread";
   Suspended suspended;
   PyObject* done = PyObject_CallFunction(on_fallback_, "si", code, output);
   Py_XDECREF(done);

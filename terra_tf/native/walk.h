@@ -14,6 +14,8 @@
 
 namespace terra {
 
+struct Session;
+
 class Walk {
  public:
   Walk(std::shared_ptr<Program> program, PyObject* on_fallback);
@@ -30,7 +32,10 @@ class Walk {
   bool Read(int output, tensorflow::Tensor* value);
   // The program has ended. True when all went as recorded, and then every gate is open.
   bool End();
-  // Calls `on_fallback(code, output)`; false with a Python exception set.
+  // Whether a handle is among the graph's captures.
+  bool Captures(PyObject* handle) const { return program->captured.count(handle) > 0; }
+  // Calls `on_fallback(code, output)`; false with a Python exception set. Another thread than the
+  // walk's own may call it, too; the iteration then goes on unrecorded.
   bool Fallback(const char* code, int output);
 
   // --- for the fallback ---
@@ -47,6 +52,9 @@ class Walk {
   // Outputs that Python still holds and the graph would not hand out.
   std::vector<int> UnfetchedKept();
   void Release();  // drops all values and feeds
+
+  // The session of the thread that walks; null before and after.
+  Session* session = nullptr;
 
   const std::shared_ptr<Iteration> iteration;
   const std::shared_ptr<Program> program;

@@ -35,6 +35,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "your program raised an exception inside the step",
         "nothing to do: the step's state is what eager would have",
     ),
+    "other-thread": (
+        "another thread used a variable or looked at a value of the iteration",
+        "steps whose variables other threads use while they run stay eager",
+    ),
     "op-error": (
         "an op failed in the graph; it was run again eagerly to raise its error",
         "see the error that was raised",

@@ -110,7 +110,9 @@ class CoExecutedIteration:
         recorder, self._recorder = self._recorder, None
         trace = recorder.finish() if recorder is not None else None
         native.core.leave()
-        if trace is not None:
+        if trace is None:
+            self._runner.aborted(self._fell_back, self._sequence)
+        else:
             self._runner.learn(self._key, trace, fallen_back=(self._fell_back, self._sequence))
 
     def abort(self) -> None:
@@ -138,12 +140,12 @@ class CoExecutedIteration:
         position = self.walk.cursor
         expected = self._sequence.trace.nodes[position : position + 1]
         self._runner.note_fallback(code, expected[0] if expected else None, user_location())
-        native.core.enter_plain()
+        self.walk.leave_to_plain()
         try:
             self._replay()
         finally:
             self.walk.close()
-        if code != "exception":
+        if code not in ("exception", "other-thread"):
             self._record_on(code, output, unfetched)
             if self._runner.raises_on_new_trace:
                 self._raise_new_trace(code, expected)
