@@ -1,12 +1,15 @@
 """What the recorder notes of an iteration that runs eagerly."""
 
 import gc
+import inspect
+import weakref
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import terra_tf as terra
 from terra_tf import native, tensorflow_internals
 from terra_tf.runners.python_runner import initialise
 from terra_tf.settings import settings
@@ -26,20 +29,15 @@ def _initialised():
 
 
 def record(function, *arguments):
-    """Runs a function once as a recorded iteration: its trace and what it returned."""
-    recorder = Recorder([x for x in arguments if isinstance(x, tf.Tensor)])
-    recorder.start()
-    try:
-        result = function(*arguments)
-        return recorder.finish(), result
-    finally:
-        native.core.leave()
+    """Calls a new step once, which records it: its trace and what it returned."""
+    step = terra.function(function)
+    result = step(*arguments)
+    (sequence,) = step._region.runner.tracegraph.sequences
+    return sequence.trace, result
 
 
 def line_of(function, text):
     """(file, line) of the line of a function's source that contains a text."""
-    import inspect
-
     lines, first = inspect.getsourcelines(function)
     (offset,) = [i for i, line in enumerate(lines) if text in line]
     return function.__code__.co_filename, first + offset
@@ -108,15 +106,20 @@ def test_lists_of_inputs_and_of_outputs():
 
 
 def test_nested_results_are_numbered_flat():
-    def step(x):
-        # FusedBatchNorm has several outputs, ShapeN a list of them; BatchFunction-like ops mix both.
-        return tf.raw_ops.ShapeN(input=[x, x]), tf.raw_ops.Unpack(value=x, num=2)
+    indices = tf.constant([[0, 0], [3, 1]], tf.int64)
+    shape, axis = tf.constant([4, 2], tf.int64), tf.constant(0, tf.int64)
 
-    trace, (shapes, rows) = record(step, tf.ones([2, 3]))
-    assert [node.num_outputs for node in trace.nodes] == [2, 2]
-    assert [node.first_output for node in trace.nodes] == [0, 2]
-    assert [s.numpy().tolist() for s in shapes] == [[2, 3], [2, 3]]
-    assert [r.numpy().tolist() for r in rows] == [[1.0] * 3] * 2
+    def sparse(x):
+        return tf.raw_ops.SparseSplit(
+            split_dim=axis, indices=indices, values=x, shape=shape, num_split=2
+        )
+
+    trace, result = record(sparse, tf.constant([5.0, 7.0]))
+    split = trace.nodes[-1]
+    assert split.num_outputs == 6 and split.groups == (2, 2, 2)
+    assert [len(part) for part in result] == [2, 2, 2]
+    assert [t.numpy().tolist() for t in result.output_values] == [[5.0], [7.0]]
+    assert [t.numpy().tolist() for t in result.output_indices] == [[[0, 0]], [[1, 1]]]
 
 
 def test_a_call_of_a_function_stays_without_its_name():
@@ -162,7 +165,10 @@ def test_an_op_that_raises_is_in_place_and_recording_goes_on():
 
 
 def test_python_scalars_are_numbers_with_their_converted_tensor():
-    trace, _ = record(lambda x: x * 2.5 + 1, tf.ones([2]))
+    def step(x):
+        return tf.raw_ops.AddV2(x=tf.raw_ops.Mul(x=x, y=2.5), y=1)
+
+    trace, _ = record(step, tf.ones([2]))
     first, second = [e for e in trace.externals if e.kind is Kind.NUMBER]
     assert (first.value, first.dtype, first.shape) == (2.5, FLOAT, ())
     assert first.tensor.numpy() == 2.5 and first.content == np.float32(2.5).tobytes()
@@ -434,8 +440,6 @@ def test_kept_tensors_are_noted_where_effects_may_become_visible():
 
 
 def test_the_recorder_keeps_no_tensor_of_the_program_alive():
-    import weakref
-
     references = []
 
     def step(x):

@@ -1,8 +1,8 @@
 #include "walk.h"
 
 #include <chrono>
-#include <cstring>
 
+#include "guards.h"
 #include "session.h"
 #include "tensorflow/core/framework/types.h"
 
@@ -13,75 +13,6 @@ using tensorflow::Tensor;
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-bool SameShape(const Tensor& tensor, const std::vector<int64_t>& dims) {
-  if (tensor.dims() != static_cast<int>(dims.size())) return false;
-  for (int i = 0; i < tensor.dims(); ++i) {
-    if (tensor.dim_size(i) != dims[i]) return false;
-  }
-  return true;
-}
-
-bool SamePython(PyObject* expected, PyObject* x) {
-  if (expected == x) return true;
-  if (Py_TYPE(expected) != Py_TYPE(x)) return false;
-  if (PyFloat_CheckExact(x)) {  // by bits: -0.0 is not 0.0, and NaN is itself
-    const double a = PyFloat_AS_DOUBLE(expected), b = PyFloat_AS_DOUBLE(x);
-    return std::memcmp(&a, &b, sizeof a) == 0;
-  }
-  if (PyList_CheckExact(x) || PyTuple_CheckExact(x)) {  // item by item: [1] is not [True]
-    const Py_ssize_t size = PySequence_Fast_GET_SIZE(x);
-    if (PySequence_Fast_GET_SIZE(expected) != size) return false;
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      if (!SamePython(PySequence_Fast_GET_ITEM(expected, i), PySequence_Fast_GET_ITEM(x, i))) {
-        return false;
-      }
-    }
-    return true;
-  }
-  const int equal = PyObject_RichCompareBool(expected, x, Py_EQ);
-  if (equal < 0) PyErr_Clear();  // e.g. an array without a single truth value: not the same
-  return equal == 1;
-}
-
-bool SameOp(PyObject* expected, PyObject* x) {
-  if (expected == x) return true;
-  if (PyUnicode_Check(x)) return PyUnicode_Compare(expected, x) == 0;
-  if (!PyBytes_Check(x)) return false;
-  return PyUnicode_CompareWithASCIIString(expected, PyBytes_AS_STRING(x)) == 0;
-}
-
-bool SameContent(const Arg& arg, PyObject* eager_tensor) {
-  Tensor tensor;
-  if (!TensorFromHandle(EagerTensor_Handle(eager_tensor), &tensor)) return false;
-  return tensor.dtype() == arg.dtype && SameShape(tensor, arg.dims) &&
-         tensor.tensor_data().size() == arg.bytes.size() &&
-         std::memcmp(tensor.tensor_data().data(), arg.bytes.data(), arg.bytes.size()) == 0;
-}
-
-// The tensor that TensorFlow makes of a Python value where an op takes one; null if it makes none.
-PyObject* Convert(const Arg& arg, PyObject* x) {
-  if (EagerTensor_CheckExact(x)) return nullptr;
-  TFE_TensorHandle* handle = tensorflow::ConvertToEagerTensor(
-      Context(), x, static_cast<tensorflow::DataType>(arg.dtype), nullptr);
-  if (handle == nullptr) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  return EagerTensorFromHandle(handle, false);
-}
-
-void Flatten(PyObject* result, std::vector<PyObject*>* flat) {
-  if (!PyList_Check(result) && !PyTuple_Check(result)) return flat->push_back(result);
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(result); ++i) {
-    Flatten(PySequence_Fast_GET_ITEM(result, i), flat);
-  }
-}
-
-bool IsFunction(PyObject* op) {
-  const char* name = PyBytes_Check(op) ? PyBytes_AS_STRING(op) : PyUnicode_AsUTF8(op);
-  return name != nullptr && !IsKnownOp(name);
 }
 
 // Whether anyone but the walk can still reach a value that only the graph has.
@@ -304,62 +235,6 @@ bool Walk::RecordGradient(const Node& node, PyObject* const* args, PyObject* res
   Py_DECREF(inputs);
   Py_XDECREF(done);
   return done != nullptr;
-}
-
-PyObject* Walk::RunInPlace(const Node& node, PyObject* const* args, Py_ssize_t count,
-                           PyObject* original) {
-  if (!MaterialiseAll(args + 3, count - 3)) return nullptr;
-  // Materialising may have ended in a fallback; then the call goes the recorder's way.
-  if (iteration->walk != this) return CallRecorded(args, count, original, node.call);
-  if (node.boundary >= 0) {
-    if (!PassBoundaries(node.boundary + 1)) {
-      if (PyErr_Occurred() || !Fallback("kept-tensor", -1)) return nullptr;
-      return CallRecorded(args, count, original, node.call);
-    }
-    bool interrupted = false;
-    Tensor unused;
-    const SlotState state =
-        WaitSlot(program->boundaries[node.boundary].done_slot, &unused, &interrupted);
-    if (interrupted) return nullptr;
-    if (iteration->walk != this) return CallRecorded(args, count, original, node.call);
-    if (state == SlotState::kFailed) {
-      if (!Fallback("op-error", -1)) return nullptr;
-      return CallRecorded(args, count, original, node.call);
-    }
-  }
-  PyObject* result;
-  {
-    Suspended suspended;  // what the op itself runs is not part of the trace
-    result = PyObject_Vectorcall(original, args, count, nullptr);
-  }
-  if (result == nullptr) {
-    if (node.fails) Passed(node);
-    return nullptr;
-  }
-  // With another number of outputs it is another op to the trace, but it has run and stays run.
-  const bool as_recorded = !node.fails && KeepOutputs(node, result);
-  if (as_recorded) Passed(node);
-  if (!as_recorded && !Fallback("new-op", -1)) Py_CLEAR(result);
-  return result;
-}
-
-// An op in place has run as recorded.
-void Walk::Passed(const Node& node) {
-  ++cursor_;
-  if (node.boundary < 0) return;
-  base_ = cursor_;
-  iteration->Set(program->boundaries[node.boundary].resume_slot, Tensor());
-}
-
-bool Walk::KeepOutputs(const Node& node, PyObject* result) {
-  std::vector<PyObject*> flat;
-  if (result != Py_None) Flatten(result, &flat);
-  if (static_cast<int>(flat.size()) != node.num_outputs) return false;
-  for (int i = 0; i < node.num_outputs; ++i) {
-    Py_INCREF(flat[i]);
-    values_[node.first_output + i] = flat[i];
-  }
-  return true;
 }
 
 std::vector<int> Walk::UnfetchedKept() {

@@ -29,6 +29,9 @@ READS = frozenset(
 ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 _WRITE_PREFIXES = ("ResourceApply", "ResourceSparseApply", "ResourceScatter")
 _WRITES = frozenset({"ResourceStridedSliceAssign"})
+# These are not all marked as stateful.
+_PYTHON_FUNCTIONS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+_COLLECTIVES = ("Horovod", "Collective", "Nccl")
 _LOCAL_PREFIXES = (
     "Random",
     "Multinomial",
@@ -73,6 +76,10 @@ def effect_of(op: str) -> Effect:
     definition = tensorflow_internals.op_def(op)
     if definition is None:
         return Effect.BARRIER
+    if op in _PYTHON_FUNCTIONS:
+        return Effect.BARRIER
+    if op.startswith(_COLLECTIVES):  # every rank has to make them in the order of its program
+        return Effect.BARRIER if "Resource" in op else Effect.LOCAL
     if op in READS:
         return Effect.READ
     if op in ASSIGNS:

@@ -1,0 +1,72 @@
+#include "guards.h"
+
+#include <cstring>
+
+#include "placeholder.h"
+
+namespace terra {
+
+using tensorflow::Tensor;
+
+bool SameShape(const Tensor& tensor, const std::vector<int64_t>& dims) {
+  if (tensor.dims() != static_cast<int>(dims.size())) return false;
+  for (int i = 0; i < tensor.dims(); ++i) {
+    if (tensor.dim_size(i) != dims[i]) return false;
+  }
+  return true;
+}
+
+bool SamePython(PyObject* expected, PyObject* x) {
+  if (expected == x) return true;
+  if (Py_TYPE(expected) != Py_TYPE(x)) return false;
+  if (PyFloat_CheckExact(x)) {  // by bits: -0.0 is not 0.0, and NaN is itself
+    const double a = PyFloat_AS_DOUBLE(expected), b = PyFloat_AS_DOUBLE(x);
+    return std::memcmp(&a, &b, sizeof a) == 0;
+  }
+  if (PyList_CheckExact(x) || PyTuple_CheckExact(x)) {  // item by item: [1] is not [True]
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(x);
+    if (PySequence_Fast_GET_SIZE(expected) != size) return false;
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (!SamePython(PySequence_Fast_GET_ITEM(expected, i), PySequence_Fast_GET_ITEM(x, i))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  const int equal = PyObject_RichCompareBool(expected, x, Py_EQ);
+  if (equal < 0) PyErr_Clear();  // e.g. an array without a single truth value: not the same
+  return equal == 1;
+}
+
+bool SameOp(PyObject* expected, PyObject* x) {
+  if (expected == x) return true;
+  if (PyUnicode_Check(x)) return PyUnicode_Compare(expected, x) == 0;
+  if (!PyBytes_Check(x)) return false;
+  return PyUnicode_CompareWithASCIIString(expected, PyBytes_AS_STRING(x)) == 0;
+}
+
+bool IsFunction(PyObject* op) {
+  const char* name = PyBytes_Check(op) ? PyBytes_AS_STRING(op) : PyUnicode_AsUTF8(op);
+  return name != nullptr && !IsKnownOp(name);
+}
+
+bool SameContent(const Arg& arg, PyObject* eager_tensor) {
+  Tensor tensor;
+  if (!TensorFromHandle(EagerTensor_Handle(eager_tensor), &tensor)) return false;
+  return tensor.dtype() == arg.dtype && SameShape(tensor, arg.dims) &&
+         tensor.tensor_data().size() == arg.bytes.size() &&
+         std::memcmp(tensor.tensor_data().data(), arg.bytes.data(), arg.bytes.size()) == 0;
+}
+
+PyObject* Convert(const Arg& arg, PyObject* x) {
+  if (EagerTensor_CheckExact(x)) return nullptr;
+  TFE_TensorHandle* handle = tensorflow::ConvertToEagerTensor(
+      Context(), x, static_cast<tensorflow::DataType>(arg.dtype), nullptr);
+  if (handle == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  return EagerTensorFromHandle(handle, false);
+}
+
+}  // namespace terra
