@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from terra_tf.api import Step, disable, explain, function, iterate, stats, sync
+    from terra_tf.configuration import settings
     from terra_tf.errors import NewTraceError, TerraError
     from terra_tf.report.counters import Stats
-    from terra_tf.settings import settings
 
 # Loaded on first use, so that `import terra_tf` neither waits for TensorFlow nor configures it.
 _HOMES = {
@@ -34,7 +34,7 @@ _HOMES = {
     "NewTraceError": "terra_tf.errors",
     "TerraError": "terra_tf.errors",
     "Stats": "terra_tf.report.counters",
-    "settings": "terra_tf.settings",
+    "settings": "terra_tf.configuration",
 }
 
 __all__ = [

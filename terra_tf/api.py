@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import threading
 import types
 import warnings
 import weakref
@@ -15,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Literal, TypeVar, overload
 
 from terra_tf import native
+from terra_tf.configuration import settings
 from terra_tf.report import observers
 from terra_tf.report.counters import Source, Stats, all_stats, register, stats_of
 from terra_tf.report.explain import explain_runner, explain_without_native
@@ -22,11 +25,12 @@ from terra_tf.runners import in_flight
 from terra_tf.runners.marks import disable_begins, disable_ends
 from terra_tf.runners.python_runner import PythonRunner, initialise
 from terra_tf.runners.signature import signature
-from terra_tf.settings import settings
 from terra_tf.tensorflow_internals import executing_eagerly
+from terra_tf.tracing.handlers import Loop
 
 T = TypeVar("T")
 _warned = False
+_FOREIGN_THREAD = threading._DummyThread
 
 
 def _usable() -> bool:
@@ -50,6 +54,11 @@ class _Region:
     def __init__(self, name: str, *, max_graphs: int, numerics: str, on_new_trace: str):
         self.name = name
         self.ready = False
+        self._options: dict[str, Any] = {
+            "max_graphs": max_graphs,
+            "numerics": numerics,
+            "on_new_trace": on_new_trace,
+        }
         self.runner = PythonRunner(
             name, max_graphs=max_graphs, exact=numerics == "eager", on_new_trace=on_new_trace
         )
@@ -67,7 +76,17 @@ class _Region:
                     observers.notify(self.name, "eager")
                 return False
             self.ready = True
-        return not native.core.inside() and executing_eagerly() and not settings.disabled
+        return (
+            not native.core.inside()
+            and executing_eagerly()
+            and not settings.disabled
+            # TensorFlow's own threads, which run Python functions of datasets, must not wait.
+            and not isinstance(threading.current_thread(), _FOREIGN_THREAD)
+        )
+
+    def like(self) -> _Region:
+        """A fresh region with the same options."""
+        return _Region(self.name, **self._options)
 
     def explain(self) -> str:
         """The page of text about this region."""
@@ -80,10 +99,11 @@ class Step:
     """A function whose calls are co-executed; made by `terra_tf.function`."""
 
     def __init__(self, fn: Callable[..., Any], region: _Region):
+        functools.update_wrapper(self, fn)
         self._fn = fn
         self._region = region
-        self._bound: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
-        functools.update_wrapper(self, fn, updated=())
+        # id of an instance -> (the instance, its region), for a step that is a method.
+        self._bound: dict[int, tuple[weakref.ref[Any], _Region]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one iteration: the user's function, once, in the mode that fits."""
@@ -91,55 +111,55 @@ class Step:
         if not region.outermost() or region.runner.rests():
             return self._fn(*args, **kwargs)
         key, arguments = signature(args, kwargs)
-        iteration = region.runner.begin(key, arguments)
+        runner = region.runner
         try:
+            runner.begin(key, arguments)
             result = self._fn(*args, **kwargs)
+            runner.end()
         except BaseException:
-            iteration.abort()
+            runner.abort()
             raise
-        iteration.end()
         return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: each instance has a TraceGraph of its own, as it has its own variables."""
         if instance is None:
             return self
+        return Step(types.MethodType(self._fn, instance), self._region_of(instance))
+
+    def _region_of(self, instance: Any) -> _Region:
+        key = id(instance)
+        if key in self._bound:
+            return self._bound[key][1]
+        bound = self._bound
         try:
-            bound = self._bound.get(instance)
-        except TypeError:  # not hashable or without weak references: share this one
-            return types.MethodType(self, instance)
-        if bound is None:
-            reference = weakref.ref(instance)
-            fn = self._fn
-
-            @functools.wraps(fn)
-            def method(*args: Any, **kwargs: Any) -> Any:
-                return fn(reference(), *args, **kwargs)
-
-            runner = self._region.runner
-            bound = Step(method, _like(self._region, runner))
-            self._bound[instance] = bound
-        return bound
+            reference = weakref.ref(instance, lambda _: bound.pop(key, None))
+        except TypeError:  # without weak references nobody tells when the instance is gone
+            return self._region
+        region = self._region.like()
+        bound[key] = (reference, region)
+        return region
 
     def stats(self) -> Stats:
-        """A snapshot of this step's counters; its `reset()` zeroes them."""
-        return stats_of([self._region.source])
+        """A snapshot of this step's counters; its `reset()` zeroes them.
+
+        For a method looked up on the class: of all instances together.
+        """
+        return stats_of([region.source for region in self._regions()])
 
     def graphs(self) -> list[Any]:
         """The generated graphs, each a `tf.function` ConcreteFunction, most recent last."""
-        sequences = self._region.runner.tracegraph.sequences
+        sequences = [s for region in self._regions() for s in region.runner.tracegraph.sequences]
         return [sequence.graph.concrete for sequence in sequences if sequence.graph is not None]
+
+    def _regions(self) -> list[_Region]:
+        return [self._region, *(region for _, region in self._bound.values())]
 
     def __repr__(self) -> str:
         return f"<terra_tf step {self._region.name!r}>"
 
     def __str__(self) -> str:
-        return self._region.explain()
-
-
-def _like(region: _Region, runner: PythonRunner) -> _Region:
-    numerics, on_new_trace, max_graphs = runner.options
-    return _Region(region.name, max_graphs=max_graphs, numerics=numerics, on_new_trace=on_new_trace)
+        return "\n".join(region.explain() for region in self._regions())
 
 
 @overload
@@ -217,26 +237,39 @@ class _Loop(Iterator[T]):
     def __init__(self, iterable: Iterable[T], region: _Region):
         self._iterator = iter(iterable)
         self._region = region
-        self._iteration: Any = None
+        self._open = False
 
     def __next__(self) -> T:
         self._leave()
         item = next(self._iterator)
         if self._region.outermost() and not self._region.runner.rests():
             key, arguments = signature((item,), {})
-            self._iteration = self._region.runner.begin(key, arguments)
+            self._open = True
+            try:
+                self._region.runner.begin(key, arguments)
+            except BaseException:
+                self._abort()
+                raise
         return item
 
     def _leave(self) -> None:
-        iteration, self._iteration = self._iteration, None
-        if iteration is not None:
-            iteration.end()
+        if not self._open:
+            return
+        try:
+            self._region.runner.end()
+        except BaseException:
+            self._abort()
+            raise
+        self._open = False
+
+    def _abort(self) -> None:
+        self._open = False
+        self._region.runner.abort()
 
     def __del__(self) -> None:
         # The loop was left by break, return or an exception: what its body did so far stands.
-        iteration, self._iteration = self._iteration, None
-        if iteration is not None:
-            iteration.abort()
+        if self._open:
+            self._abort()
 
 
 _loops: dict[Hashable, _Region] = {}
@@ -255,16 +288,14 @@ def iterate(iterable: Iterable[T], *, name: str | None = None) -> Iterator[T]:
       iterable: a `tf.data.Dataset` or any other iterable.
       name: shown by `explain`; default: the line of the loop.
     """
-    from terra_tf.tracing.location import user_location
-
-    frames = user_location(depth=1).frames
-    place = frames[0] if frames else None
-    key = (place, name)
-    region = _loops.get(key)
+    frame = sys._getframe(1)
+    loop = Loop(frame.f_code, frame.f_lineno)
+    region = _loops.get((loop, name))
     if region is None:
-        label = name or (f"loop at {place[0]}:{place[1]}" if place else "loop")
+        label = name or f"loop at {loop.code.co_filename}:{loop.line}"
         region = _Region(label, max_graphs=8, numerics="eager", on_new_trace="fallback")
-        _loops[key] = region
+        region.runner.loop = loop
+        _loops[loop, name] = region
     return _Loop(iterable, region)
 
 
@@ -275,16 +306,19 @@ def disable() -> Iterator[None]:
     Effects of the step before the block are visible in it, and its own are visible after it. The
     iteration still counts as co-executed.
     """
-    if not _usable() or not native.core.inside():
+    if not _usable():
         yield
         return
-    disable_begins()
+    marked = native.core.in_region() and not native.core.suspended()
+    if marked:
+        disable_begins()
     native.core.suspend()
     try:
         yield
     finally:
         native.core.resume()
-        disable_ends()
+        if marked:
+            disable_ends()
 
 
 def sync() -> None:

@@ -84,6 +84,35 @@ def executing_eagerly() -> bool:
     return context.executing_eagerly()
 
 
+def executes_asynchronously() -> bool:
+    """Whether this thread's eager ops run asynchronously."""
+    return context.context().is_async()
+
+
+def placed_elsewhere() -> bool:
+    """Whether a device scope asks for another device than the one that everything runs on."""
+    name = context.context().device_name
+    return bool(name) and name != _CPU
+
+
+def variable_shape(handle: Any) -> tuple[int | None, ...] | None:
+    """The static shape of the variable behind a resource handle; None if it is not known."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    shape = data.shape_and_type[0].shape
+    if shape.unknown_rank:
+        return None
+    return tuple(dim.size if dim.size >= 0 else None for dim in shape.dim)
+
+
+@functools.cache
+def input_position(op_type: str, name: str) -> int | None:
+    """The position of a named input among those of an op, or None if it has no such input."""
+    names = [arg.name for arg in op_def(op_type).input_arg]
+    return names.index(name) if name in names else None
+
+
 def add_op_callback(callback: Callable[..., Any]) -> None:
     """Has `callback(op_type, inputs, attrs, outputs, name)` called after each op of this thread."""
     context.context().add_op_callback(callback)

@@ -79,8 +79,8 @@ def test_xla_is_accepted_with_a_warning():
 
 def test_a_forked_child_stays_eager():
     """A forked child has no GraphRunner thread, so its steps run eagerly (same results)."""
+    from terra_tf.configuration import settings
     from terra_tf.runners import python_runner
-    from terra_tf.settings import settings
 
     assert not settings.disabled
     try:

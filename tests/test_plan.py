@@ -326,10 +326,12 @@ def test_programs_with_boundaries_compute_what_eager_computes(weights):
     """The plans above, put to work: one step with all of them."""
     slot = tf.Variable([0.0, 0.0])
 
+    looks = []
+
     def change():
         slot.assign_add(weights * 0.5)
 
-    def program(x, looks):
+    def program(x):
         descend(weights, x * 0.1)
         looks.append(float(tf.reduce_sum(weights.read_value())))
         weights.assign_add(x)
@@ -344,9 +346,9 @@ def test_programs_with_boundaries_compute_what_eager_computes(weights):
     def run(function):
         weights.assign([1.0, 2.0])
         slot.assign([0.0, 0.0])
-        looks = []
-        results = [function(X * float(turn), looks).numpy().tolist() for turn in range(6)]
-        return results, looks, weights.numpy().tolist(), slot.numpy().tolist()
+        looks.clear()
+        results = [function(X * float(turn)).numpy().tolist() for turn in range(6)]
+        return results, list(looks), weights.numpy().tolist(), slot.numpy().tolist()
 
     step = terra.function(program)
     expected = run(program)

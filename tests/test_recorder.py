@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import terra_tf as terra
 from terra_tf import native, tensorflow_internals
+from terra_tf.configuration import settings
 from terra_tf.runners.python_runner import initialise
-from terra_tf.settings import settings
 from terra_tf.tracing.effects import Effect
 from terra_tf.tracing.recorder import Recorder
 from terra_tf.tracing.trace import Call, Items, Kind, Output, Outside, Python, Result

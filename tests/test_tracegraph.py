@@ -53,6 +53,11 @@ def node(op, inputs, output):
     return Node(op, Call.FAST_PATH, args, tuple(inputs), (), output, 1, Result.SINGLE)
 
 
+def key(name):
+    """A key as `signature` makes it: all that is known of a call, and its shapes alone."""
+    return (("whole", name), ("shapes", name))
+
+
 def graph_of(max_graphs=8, build_after=2):
     return TraceGraph(max_graphs, build_after)
 
@@ -62,26 +67,28 @@ def graph_of(max_graphs=8, build_after=2):
 
 def test_traces_of_one_structure_are_one_sequence():
     graph = graph_of()
-    first = graph.add("key", trace())
-    assert graph.add("key", trace()) is first
+    first = graph.add(key("key"), trace())
+    assert graph.add(key("key"), trace()) is first
     assert (first.seen, graph.traces, graph.nodes) == (2, 2, 2)
     assert graph.sequences == (first,)
 
 
 def test_traces_of_different_structure_are_sequences_of_their_own():
     graph = graph_of()
-    found = [graph.add("key", t) for t in (trace("Exp"), trace("Log"), trace("Exp", shape=(3,)))]
+    found = [
+        graph.add(key("key"), t) for t in (trace("Exp"), trace("Log"), trace("Exp", shape=(3,)))
+    ]
     assert len(set(map(id, found))) == 3
     assert graph.sequences == tuple(found)
     assert graph.nodes == 6
-    assert graph.add("key", trace("Log")) is found[1]
+    assert graph.add(key("key"), trace("Log")) is found[1]
     assert graph.sequences == (found[0], found[2], found[1])
 
 
 def test_a_graph_is_worth_building_after_enough_agreeing_traces():
     graph = graph_of(build_after=3)
     for ready in (False, False, True, True):
-        assert graph.ready(graph.add("key", trace())) is ready
+        assert graph.ready(graph.add(key("key"), trace())) is ready
 
 
 def test_an_external_that_differs_is_fed_from_then_on():
@@ -169,17 +176,17 @@ def test_producers_name_the_node_of_each_output():
 
 def test_the_expected_sequence_is_the_latest_that_this_key_went():
     graph = graph_of()
-    assert graph.expected("small") is None
-    small = graph.add("small", trace(shape=(2,)))
-    large = graph.add("large", trace(shape=(9,)))
-    assert graph.expected("small") is small
-    assert graph.expected("large") is large
-    assert graph.expected("other") is None
-    branch = graph.add("small", trace("Log", shape=(2,)))
-    assert graph.expected("small") is branch
-    assert graph.expected("large") is large
-    graph.use("small", small)
-    assert graph.expected("small") is small
+    assert graph.expected(key("small")) is None
+    small = graph.add(key("small"), trace(shape=(2,)))
+    large = graph.add(key("large"), trace(shape=(9,)))
+    assert graph.expected(key("small")) is small
+    assert graph.expected(key("large")) is large
+    assert graph.expected(key("other")) is None
+    branch = graph.add(key("small"), trace("Log", shape=(2,)))
+    assert graph.expected(key("small")) is branch
+    assert graph.expected(key("large")) is large
+    graph.use(key("small"), small)
+    assert graph.expected(key("small")) is small
 
 
 # ---------------------------------------------------------------- dropping
@@ -187,9 +194,9 @@ def test_the_expected_sequence_is_the_latest_that_this_key_went():
 
 def add_built(graph, number):
     """Adds the sequence number so-and-so and pretends that its graph was generated."""
-    sequence = graph.add(number, trace(shape=(number + 1,)))
+    sequence = graph.add(key(number), trace(shape=(number + 1,)))
     sequence.graph = object()
-    graph.use(number, sequence)
+    graph.use(key(number), sequence)
     return sequence
 
 
@@ -200,18 +207,18 @@ def test_the_least_recently_used_graph_is_dropped_first_and_one_at_a_time():
         alive.append(add_built(graph, number))
         alive = alive[-3:]
         assert [s for s in graph.sequences if s.graph is not None] == alive
-    assert graph.expected(0) is None
-    assert graph.expected(9) is alive[-1]
+    assert graph.expected(key(0)) is None
+    assert graph.expected(key(9)) is alive[-1]
 
 
 def test_use_keeps_a_sequence():
     graph = graph_of(max_graphs=3)
     first, second, third = (add_built(graph, number) for number in range(3))
-    graph.use(0, first)
+    graph.use(key(0), first)
     fourth = add_built(graph, 3)
     assert [s for s in graph.sequences if s.graph is not None] == [third, first, fourth]
-    assert graph.expected(1) is None
-    assert graph.expected(0) is first
+    assert graph.expected(key(1)) is None
+    assert graph.expected(key(0)) is first
     assert second not in graph.sequences
 
 
@@ -220,7 +227,7 @@ def test_the_sequence_in_use_is_never_dropped():
     for number in range(4):
         sequence = add_built(graph, number)
         assert graph.sequences[-1] is sequence
-        assert graph.expected(number) is sequence
+        assert graph.expected(key(number)) is sequence
     assert [s for s in graph.sequences if s.graph is not None] == [sequence]
 
 
@@ -228,10 +235,10 @@ def test_sequences_without_a_graph_are_bounded_and_do_not_drop_graphs_at_once():
     graph = graph_of(max_graphs=2)
     built = add_built(graph, 0)
     for number in range(1, 7):
-        graph.add(number, trace(shape=(number + 1,)))
+        graph.add(key(number), trace(shape=(number + 1,)))
     assert built in graph.sequences
     for number in range(7, 50):
-        graph.add(number, trace(shape=(number + 1,)))
+        graph.add(key(number), trace(shape=(number + 1,)))
         assert len(graph.sequences) <= 8
     assert [s.trace.externals[0].shape for s in graph.sequences] == [
         (n + 1,) for n in range(42, 50)
@@ -242,9 +249,9 @@ def test_keys_that_share_a_sequence_are_bounded_too():
     """A step called with another text each time must not make the TraceGraph grow."""
     graph = graph_of(max_graphs=2)
     for number in range(5000):
-        graph.add(f"text {number}", trace())
+        graph.add(key(f"text {number}"), trace())
     assert len(graph._by_key) < 1000
-    assert graph.expected("text 4999") is graph.sequences[-1]
+    assert graph.expected(key("text 4999")) is graph.sequences[-1]
 
 
 def test_a_dropped_sequence_that_comes_back_is_learned_anew():
@@ -252,15 +259,15 @@ def test_a_dropped_sequence_that_comes_back_is_learned_anew():
     first = add_built(graph, 0)
     add_built(graph, 1)
     assert first not in graph.sequences
-    again = graph.add(0, trace(shape=(1,)))
+    again = graph.add(key(0), trace(shape=(1,)))
     assert again is not first and again.seen == 1
-    assert graph.expected(0) is again
+    assert graph.expected(key(0)) is again
 
 
 def test_a_tracegraph_prints_a_line_a_sequence():
     graph = graph_of()
-    graph.add("a", trace("Exp"))
-    graph.add("a", trace("Exp"))
+    graph.add(key("a"), trace("Exp"))
+    graph.add(key("a"), trace("Exp"))
     add_built(graph, 5)
     lines = str(graph).splitlines()
     assert lines[0] == "TraceGraph of 3 traces, 2 op sequences"

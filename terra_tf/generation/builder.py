@@ -203,12 +203,41 @@ class GraphBuilder:
     def _assign(self, node: Node, inputs: list[tf.Tensor]) -> None:
         (resource,) = resources_of(node, self._sequence)
         variable = self._variable(resource)
-        value = inputs[1]
+        value = self._of_shape(self._must_have_shape(node, resource), inputs[1])
         if node.op == "AssignAddVariableOp":
             value = tf.raw_ops.AddV2(x=self._value(resource, value.dtype), y=value)
         elif node.op == "AssignSubVariableOp":
             value = tf.raw_ops.Sub(x=self._value(resource, value.dtype), y=value)
         variable.value, variable.dirty = value, True
+
+    def _must_have_shape(self, node: Node, resource: int) -> tuple[int | None, ...] | None:
+        """The shape without which the assignment fails; None if it takes any."""
+        shape = tensorflow_internals.variable_shape(self._trace.externals[resource].tensor)
+        if node.op != "AssignVariableOp":  # the sum has to have the shape of the variable
+            return shape if shape is not None and None not in shape else None
+        return shape
+
+    def _of_shape(self, shape: tuple[int | None, ...] | None, value: tf.Tensor) -> tf.Tensor:
+        """A value whose shape is checked, in the graph where it is not certain."""
+        if shape is None or value.shape.is_fully_defined():
+            return value
+        checked = tf.ensure_shape(value, shape)
+        self._all_fallible.append(checked.op)
+        self._segment.fallible.append(checked.op)
+        return checked
+
+    def _check_indices(self, node: Node, inputs: list[tf.Tensor]) -> None:
+        """Lets bad indices fail ahead of the gate: a write must not fail behind it, half done."""
+        position = tensorflow_internals.input_position(node.op, "indices")
+        if position is None:
+            return
+        (resource, *_) = resources_of(node, self._sequence)
+        shape = tensorflow_internals.variable_shape(self._trace.externals[resource].tensor)
+        rows = tf.zeros(shape, tf.int8) if "Nd" in node.op else tf.zeros(shape[:1], tf.int8)
+        look = tf.gather_nd if "Nd" in node.op else tf.gather
+        found = look(rows, inputs[position])
+        self._all_fallible.append(found.op)
+        self._segment.fallible.append(found.op)
 
     def _commit(self, resource: int, variable: _Variable) -> None:
         """Gives a variable its symbolic value, behind the segment's gate."""
@@ -223,6 +252,7 @@ class GraphBuilder:
 
     def _write(self, node: Node, inputs: list[tf.Tensor], attrs: dict) -> list[tf.Tensor]:
         variables = [(r, self._variable(r)) for r in resources_of(node, self._sequence)]
+        self._check_indices(node, inputs)
         before: list[tf.Operation | None] = [self._segment.gate]
         for resource, variable in variables:
             if variable.dirty:

@@ -136,7 +136,7 @@ class ProgramWriter:
             feed = self._slots.feed_of_external(index)
             return (kind, feed, external.value, -1, external.dtype, shape, b"", ())
         if external.kind is Kind.NUMBER and not isinstance(external.value, _SCALARS):
-            return (_ARRAY, -1, None, -1, external.dtype, shape, external.content, ())
+            return (_ARRAY, -1, external.value, -1, external.dtype, shape, external.content, ())
         if external.kind is Kind.NUMBER:
             return (_PYTHON, -1, external.value, -1, external.dtype, shape, b"", ())
         return (_CONSTANT, -1, external.tensor, -1, external.dtype, shape, external.content, ())

@@ -15,70 +15,77 @@ auto* g_all = new std::vector<std::shared_ptr<Iteration>>;  // launched and not 
 
 }  // namespace
 
-GraphRunner::GraphRunner(TFE_Context* ctx) : ctx_(ctx), thread_([this] { Run(); }) {}
+GraphRunner::GraphRunner(TFE_Context* ctx) : state_(std::make_shared<State>()) {
+  state_->ctx = ctx;
+  std::thread(Run, state_).detach();
+}
 
 GraphRunner::~GraphRunner() {
   {
-    std::lock_guard<std::mutex> lock(mu_);
-    stopping_ = true;
-    for (Launched& launch : queue_) {
+    std::lock_guard<std::mutex> lock(state_->mu);
+    state_->stopping = true;
+    for (Launched& launch : state_->queue) {
       if (!launch.iteration->closed) launch.iteration->Cancel();
     }
-    if (running_ != nullptr && !running_->closed) running_->Cancel();
+    if (state_->running != nullptr && !state_->running->closed) state_->running->Cancel();
   }
-  changed_.notify_all();
-  thread_.join();
+  state_->changed.notify_all();
 }
 
 void GraphRunner::Launch(std::shared_ptr<Iteration> iteration, std::string function,
                          std::string config, std::vector<TFE_TensorHandle*> captures) {
+  iteration->failures = state_->failures;
   g_unfinished.fetch_add(1);
   {
     std::lock_guard<std::mutex> lock(*g_all_mu);
     g_all->push_back(iteration);
   }
   {
-    std::lock_guard<std::mutex> lock(mu_);
-    queue_.push_back(
+    std::lock_guard<std::mutex> lock(state_->mu);
+    state_->queue.push_back(
         {std::move(iteration), std::move(function), std::move(config), std::move(captures)});
   }
-  changed_.notify_one();
+  state_->changed.notify_one();
 }
 
-void GraphRunner::Run() {
+void GraphRunner::Run(std::shared_ptr<State> state) {
   while (true) {
     Launched launch;
     {
-      std::unique_lock<std::mutex> lock(mu_);
-      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      launch = std::move(queue_.front());
-      queue_.pop_front();
-      running_ = launch.iteration;
+      std::unique_lock<std::mutex> lock(state->mu);
+      state->changed.wait(lock, [&] { return state->stopping || !state->queue.empty(); });
+      if (state->queue.empty()) return;
+      launch = std::move(state->queue.front());
+      state->queue.pop_front();
+      state->running = launch.iteration;
     }
     // After a failure nothing may run on a state that is not the one it should be.
-    const absl::Status status =
-        AnyFailed() ? absl::CancelledError("an earlier iteration failed") : Execute(launch);
+    const absl::Status status = state->failures->load() > 0
+                                    ? absl::CancelledError("an earlier iteration failed")
+                                    : Execute(state->ctx, launch);
     for (TFE_TensorHandle* handle : launch.captures) TFE_DeleteTensorHandle(handle);
     {
-      std::lock_guard<std::mutex> lock(mu_);
-      running_ = nullptr;
+      std::lock_guard<std::mutex> lock(state->mu);
+      state->running = nullptr;
     }
     // Out of the list first: whoever sees the iteration finished must not find it unfinished here.
     {
       std::lock_guard<std::mutex> lock(*g_all_mu);
       g_all->erase(std::find(g_all->begin(), g_all->end(), launch.iteration));
     }
-    if (!status.ok() && launch.iteration->closed) g_failed.fetch_add(1);
+    if (!status.ok() && launch.iteration->closed) {
+      state->failures->fetch_add(1);
+      g_failed.fetch_add(1);
+    }
     g_unfinished.fetch_sub(1);
     launch.iteration->Finish(status);
   }
 }
 
-absl::Status GraphRunner::Execute(const Launched& launch) {
+absl::Status GraphRunner::Execute(TFE_Context* ctx, const Launched& launch) {
   std::unique_ptr<TF_Status, decltype(&TF_DeleteStatus)> status(TF_NewStatus(), TF_DeleteStatus);
   std::unique_ptr<TFE_Op, decltype(&TFE_DeleteOp)> op(
-      TFE_NewOp(ctx_, launch.function.c_str(), status.get()), TFE_DeleteOp);
+      TFE_NewOp(ctx, launch.function.c_str(), status.get()), TFE_DeleteOp);
   if (TF_GetCode(status.get()) != TF_OK) return tensorflow::StatusFromTF_Status(status.get());
 
   tensorflow::Tensor id(tensorflow::DT_INT64, {});
@@ -100,7 +107,10 @@ bool GraphRunner::AnyUnfinished() { return g_unfinished.load(std::memory_order_r
 
 bool GraphRunner::AnyFailed() { return g_failed.load(std::memory_order_relaxed) > 0; }
 
-void GraphRunner::MarkRecovered() { g_failed.fetch_sub(1); }
+void GraphRunner::MarkRecovered(Iteration& iteration) {
+  iteration.failures->fetch_sub(1);
+  g_failed.fetch_sub(1);
+}
 
 bool GraphRunner::WaitClosed(int milliseconds) {
   std::vector<std::shared_ptr<Iteration>> closed;

@@ -18,7 +18,7 @@ namespace terra {
 class GraphRunner {
  public:
   explicit GraphRunner(TFE_Context* ctx);
-  ~GraphRunner();  // waits for closed iterations, cancels the others, joins the thread
+  ~GraphRunner();  // lets closed iterations finish, cancels the others
 
   // Queues `function` with the arguments (iteration number, captures...). Takes over one reference
   // to each handle of `captures`.
@@ -32,7 +32,7 @@ class GraphRunner {
   static bool AnyUnfinished();
   // Whether a closed iteration has failed and was not recovered yet.
   static bool AnyFailed();
-  static void MarkRecovered();
+  static void MarkRecovered(Iteration& iteration);
 
  private:
   struct Launched {
@@ -40,16 +40,20 @@ class GraphRunner {
     std::string function, config;
     std::vector<TFE_TensorHandle*> captures;
   };
-  void Run();
-  absl::Status Execute(const Launched& launch);
+  // Shared with the thread, which may outlive the runner by the end of its last graph.
+  struct State {
+    TFE_Context* ctx;
+    std::mutex mu;
+    std::condition_variable changed;
+    std::deque<Launched> queue;
+    std::shared_ptr<Iteration> running;
+    bool stopping = false;
+    std::shared_ptr<std::atomic<int>> failures = std::make_shared<std::atomic<int>>(0);
+  };
+  static void Run(std::shared_ptr<State> state);
+  static absl::Status Execute(TFE_Context* ctx, const Launched& launch);
 
-  TFE_Context* ctx_;
-  std::mutex mu_;
-  std::condition_variable changed_;
-  std::deque<Launched> queue_;
-  std::shared_ptr<Iteration> running_;
-  bool stopping_ = false;
-  std::thread thread_;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace terra

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "placeholder.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace terra {
 
@@ -56,6 +57,36 @@ bool SameContent(const Arg& arg, PyObject* eager_tensor) {
   return tensor.dtype() == arg.dtype && SameShape(tensor, arg.dims) &&
          tensor.tensor_data().size() == arg.bytes.size() &&
          std::memcmp(tensor.tensor_data().data(), arg.bytes.data(), arg.bytes.size()) == 0;
+}
+
+bool SameKind(PyObject* expected, PyObject* x) {
+  if (Py_TYPE(expected) != Py_TYPE(x)) return false;
+  if (PyList_Check(x) || PyTuple_Check(x)) {
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(x);
+    if (PySequence_Fast_GET_SIZE(expected) != size) return false;
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (!SameKind(PySequence_Fast_GET_ITEM(expected, i), PySequence_Fast_GET_ITEM(x, i))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  if (PyLong_Check(x) || PyFloat_Check(x) || PyUnicode_Check(x)) return true;
+  PyObject* mine = PyObject_GetAttrString(expected, "dtype");
+  PyObject* other = PyObject_GetAttrString(x, "dtype");
+  PyErr_Clear();
+  const bool same = mine == nullptr || other == nullptr || SamePython(mine, other);
+  Py_XDECREF(mine);
+  Py_XDECREF(other);
+  return same;
+}
+
+Tensor DeepCopy(const Tensor& tensor) {
+  if (!tensorflow::DataTypeCanUseMemcpy(tensor.dtype())) return tensor;  // never shared
+  Tensor copy(tensor.dtype(), tensor.shape());
+  std::memcpy(const_cast<char*>(copy.tensor_data().data()), tensor.tensor_data().data(),
+              tensor.tensor_data().size());
+  return copy;
 }
 
 PyObject* Convert(const Arg& arg, PyObject* x) {

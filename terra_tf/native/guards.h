@@ -18,6 +18,10 @@ bool SameOp(PyObject* expected, PyObject* x);
 bool IsFunction(PyObject* op);
 // An EagerTensor with the recorded dtype, shape and bytes.
 bool SameContent(const Arg& arg, PyObject* eager_tensor);
+// The same Python types (and array dtypes), so that TensorFlow infers the same dtype from both.
+bool SameKind(PyObject* expected, PyObject* x);
+// The same content in memory of its own.
+tensorflow::Tensor DeepCopy(const tensorflow::Tensor& tensor);
 // The tensor that TensorFlow makes of a Python value where an op takes one; null if it makes none.
 PyObject* Convert(const Arg& arg, PyObject* x);
 

@@ -22,8 +22,8 @@ PyObject* Walk::RunInPlace(const Node& node, PyObject* const* args, Py_ssize_t c
   // Materialising may have ended in a fallback; then the call goes the recorder's way.
   if (iteration->walk != this) return CallRecorded(args, count, original, node.call);
   if (node.boundary >= 0) {
-    if (!PassBoundaries(node.boundary + 1)) {
-      if (PyErr_Occurred() || !Fallback("kept-tensor", -1)) return nullptr;
+    if (!PassBoundaries(node.boundary + 1, -1)) {
+      if (PyErr_Occurred()) return nullptr;
       return CallRecorded(args, count, original, node.call);
     }
     bool interrupted = false;

@@ -48,6 +48,8 @@ class Iteration : public std::enable_shared_from_this<Iteration> {
   Walk* walk = nullptr;
   // Python has left the iteration and every gate is open: the graph ends without Python's help.
   std::atomic<bool> closed{false};
+  // Failures of the GraphRunner that runs it which were not recovered yet.
+  std::shared_ptr<std::atomic<int>> failures;
 
   // Fills a slot once and resumes whoever waits for it.
   void Set(int slot, tensorflow::Tensor value);

@@ -122,9 +122,18 @@ void BindWalk(py::module_& m) {
              return as_recorded;
            })
       .def("fallback", [](Walk& w, const std::string& code) { Check(w.Fallback(code.c_str(), -1)); })
-      .def("stop_graph", [](Walk& w) { Check(w.StopGraph()); })
+      .def("complete_boundaries", [](Walk& w) { Check(w.CompleteBoundaries()); })
+      .def("stop_graph",
+           [](Walk& w, const std::vector<int>& needed) { Check(w.StopGraph(needed)); })
+      .def("made_before",
+           [](Walk& w, int output) {
+             PyObject* made = w.MadeBefore(output);
+             Check(made != nullptr);
+             return py::reinterpret_steal<py::object>(made);
+           })
       .def("close", &Walk::Close)
-      .def("unfetched_kept", &Walk::UnfetchedKept)
+      .def("alive", &Walk::Alive)
+      .def("mark_recovered", [](Walk& w) { GraphRunner::MarkRecovered(*w.iteration); })
       .def("leave_to_plain", [](Walk& w) { LeaveToPlain(&w); })
       .def("release", &Walk::Release)
       .def("wait_checked", [](Walk& w) { Check(w.WaitChecked()); })
@@ -135,6 +144,7 @@ void BindWalk(py::module_& m) {
       .def("settle",
            [](Walk& w, int output, py::object tensor) { w.set_value(output, tensor.ptr()); })
       .def_property_readonly("id", [](Walk& w) { return w.iteration->id; })
+      .def_property_readonly("closed", [](Walk& w) { return w.iteration->closed.load(); })
       .def_property_readonly("finished", [](Walk& w) { return w.iteration->finished(); })
       .def_property_readonly("failed",
                              [](Walk& w) {
@@ -155,7 +165,7 @@ void BindWalk(py::module_& m) {
       .def_readonly("fetches_read", &Walk::fetches_read);
   py::class_<GraphRunner>(m, "GraphRunner")
       .def(py::init([] { return new GraphRunner(Context()); }));
-  m.def("mark_recovered", &GraphRunner::MarkRecovered);
+
 }
 
 void BindSession(py::module_& m) {
@@ -170,7 +180,12 @@ void BindSession(py::module_& m) {
     FreeRetired();
   });
   m.def("is_shared", [](py::object handle) { return IsShared(handle.ptr()); });
-  m.def("inside", [] { return CurrentSession().mode != Mode::kOutside; });
+  m.def("inside", [] {
+    const Session& session = CurrentSession();
+    return session.mode != Mode::kOutside || session.suspended > 0 || session.calling > 0;
+  });
+  m.def("in_region", [] { return CurrentSession().mode != Mode::kOutside; });
+  m.def("suspended", [] { return CurrentSession().suspended > 0; });
   m.def("suspend", [] { ++CurrentSession().suspended; });
   m.def("resume", [] { --CurrentSession().suspended; });
   m.def("sync_closed", [] { Check(SyncClosed()); });

@@ -3,6 +3,7 @@
 #include <structmember.h>
 
 #include <algorithm>
+#include <deque>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -155,7 +156,8 @@ bool OutsideOfSequence(PyObject* op) {
 
 int g_inside = 0;  // threads inside a region; changed with the GIL held
 auto* g_walks = new std::vector<Walk*>;  // walks in progress; the same
-auto* g_shared = new std::unordered_set<PyObject*>;  // owned
+auto* g_shared = new std::deque<PyObject*>;  // owned, latest last, bounded
+constexpr size_t kMostShared = 256;
 
 // A thread outside of any region uses resources while others are inside. Iterations that hold back
 // effects on one of them fall back, so that the thread sees what eager would show it.
@@ -166,7 +168,14 @@ bool NoteShared(PyObject* const* args, Py_ssize_t count) {
       if (!NoteShared(PySequence_Fast_ITEMS(arg), PySequence_Fast_GET_SIZE(arg))) return false;
     } else if (EagerTensor_CheckExact(arg) && AsPlaceholder(arg) == nullptr &&
                TFE_TensorHandleDataType(EagerTensor_Handle(arg)) == TF_RESOURCE) {
-      if (g_shared->insert(arg).second) Py_INCREF(arg);
+      if (!IsShared(arg)) {
+        Py_INCREF(arg);
+        g_shared->push_back(arg);
+        if (g_shared->size() > kMostShared) {
+          Py_DECREF(g_shared->front());
+          g_shared->pop_front();
+        }
+      }
       const std::vector<Walk*> walks = *g_walks;  // a fallback changes the list
       for (Walk* walk : walks) {
         if (walk->session == nullptr || !walk->Captures(arg)) continue;
@@ -194,7 +203,12 @@ PyObject* PassOn(PyObject* const* args, Py_ssize_t count, PyObject* original, Ca
     if (name == nullptr) return nullptr;
     if (IsStatefulOp(name) && !SyncClosed()) return nullptr;
   }
-  return PyObject_Vectorcall(original, args, count, nullptr);
+  // A Python function that the op calls must not open a region: what it returns goes to C++.
+  Session& session = CurrentSession();
+  ++session.calling;
+  PyObject* result = PyObject_Vectorcall(original, args, count, nullptr);
+  --session.calling;
+  return result;
 }
 
 PyObject* HookCall(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
@@ -312,7 +326,9 @@ bool WaitForClosed(Iteration& iteration, int output, tensorflow::Tensor* value) 
   return done != nullptr;
 }
 
-bool IsShared(PyObject* handle) { return g_shared->count(handle) > 0; }
+bool IsShared(PyObject* handle) {
+  return std::find(g_shared->begin(), g_shared->end(), handle) != g_shared->end();
+}
 
 bool SyncClosed() {
   bool done = !GraphRunner::AnyUnfinished();

@@ -17,6 +17,7 @@ enum class Mode { kOutside, kPlain, kRecord, kWalk };
 struct Session {
   Mode mode = Mode::kOutside;
   int suspended = 0;
+  int calling = 0;               // calls that have been passed on and not returned
   bool nested = false;           // the call in progress has called ops of its own
   Walk* walk = nullptr;          // kWalk
   PyObject* recorder = nullptr;  // kRecord, owned

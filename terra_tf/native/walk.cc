@@ -77,6 +77,9 @@ bool Walk::MatchFeed(int feed, const Arg& arg, PyObject* x) {
       !SameShape(tensor, arg.dims)) {
     return false;
   }
+  // A tensor that was made of an array may share the array's memory, which the program may change
+  // before the graph has read it.
+  if (arg.kind == ArgKind::kPythonFeed) tensor = DeepCopy(tensor);
   Py_INCREF(x);
   bound = x;
   ++feeds_sent;
@@ -96,7 +99,6 @@ bool Walk::MatchArg(const Arg& arg, PyObject* x) {
     case ArgKind::kFeed:
       return EagerTensor_CheckExact(x) && MatchFeed(arg.index, arg, x);
     case ArgKind::kConstant: {
-      if (x == arg.object) return true;
       return EagerTensor_CheckExact(x) && SameContent(arg, x);
     }
     case ArgKind::kObject:
@@ -104,6 +106,7 @@ bool Walk::MatchArg(const Arg& arg, PyObject* x) {
     case ArgKind::kPython:
       return SamePython(arg.object, x);
     case ArgKind::kArray: {
+      if (!SameKind(arg.object, x)) return false;
       PyObject* tensor = Convert(arg, x);
       if (tensor == nullptr) return false;
       const bool same = SameContent(arg, tensor);
@@ -111,6 +114,7 @@ bool Walk::MatchArg(const Arg& arg, PyObject* x) {
       return same;
     }
     case ArgKind::kPythonFeed: {
+      if (!SameKind(arg.object, x)) return false;
       PyObject* tensor = Convert(arg, x);
       if (tensor == nullptr) return false;
       const bool same = feeds_[arg.index] == nullptr && MatchFeed(arg.index, arg, tensor);
@@ -237,13 +241,12 @@ bool Walk::RecordGradient(const Node& node, PyObject* const* args, PyObject* res
   return done != nullptr;
 }
 
-std::vector<int> Walk::UnfetchedKept() {
+std::vector<int> Walk::Alive() {
   while (DropDead(cursor_)) {
   }
   std::vector<int> found;
   for (size_t i = 0; i < values_.size(); ++i) {
-    const bool fetched = (*program->outputs)[i].fetch >= 0;
-    if (values_[i] != nullptr && !fetched && Kept(values_[i])) found.push_back(i);
+    if (values_[i] != nullptr) found.push_back(i);
   }
   return found;
 }
@@ -281,11 +284,14 @@ bool Walk::AllKeptAreFetched(int end_node, int* output) {
   return true;
 }
 
-bool Walk::PassBoundaries(int count) {
+bool Walk::PassBoundaries(int count, int wanted) {
   while (passed_ < count) {
     const Boundary& boundary = program->boundaries[passed_];
     int output = -1;
-    if (cursor_ < boundary.end || !AllKeptAreFetched(boundary.end, &output)) return false;
+    if (cursor_ < boundary.end) return Fallback("early-read", wanted) && false;
+    if (!AllKeptAreFetched(boundary.end, &output)) {
+      return Fallback("kept-tensor", output) && false;
+    }
     iteration->Set(boundary.gate_slot, Tensor());
     base_ = boundary.end;
     ++passed_;
@@ -310,7 +316,7 @@ SlotState Walk::WaitSlot(int slot, Tensor* value, bool* interrupted) {
 bool Walk::Read(int output, Tensor* value) {
   const OutputSpec& spec = (*program->outputs)[output];
   if (spec.fetch < 0) return Fallback("unexpected-read", output);
-  if (spec.gate > passed_ && !PassBoundaries(spec.gate)) return Fallback("early-read", output);
+  if (spec.gate > passed_ && !PassBoundaries(spec.gate, output)) return !PyErr_Occurred();
   ++fetches_read;
   bool interrupted = false;
   const SlotState state = WaitSlot(spec.fetch, value, &interrupted);
@@ -332,12 +338,13 @@ bool Walk::End() {
   }
   // First closed, then opened: whoever waits for closed iterations must not overlook this one.
   iteration->closed = true;
-  PassBoundaries(program->boundaries.size());
+  PassBoundaries(program->boundaries.size(), -1);
   Close();
   return true;
 }
 
 bool Walk::Fallback(const char* code, int output) {
+  if (on_fallback_ == nullptr) return true;  // the walk is over
   if (session != &CurrentSession()) code = "other-thread";
   Suspended suspended;
   PyObject* done = PyObject_CallFunction(on_fallback_, "si", code, output);
@@ -345,11 +352,9 @@ bool Walk::Fallback(const char* code, int output) {
   return done != nullptr;
 }
 
-bool Walk::StopGraph() {
+bool Walk::CompleteBoundaries() {
   bool interrupted = false;
   Tensor unused;
-  // What stands behind an opened gate is on its way: let it arrive, then stop the rest. If the
-  // graph has failed on its way there, only what was completed counts.
   for (int i = 0; i < passed_; ++i) {
     const SlotState state = WaitSlot(program->boundaries[i].done_slot, &unused, &interrupted);
     if (interrupted) return false;
@@ -357,13 +362,21 @@ bool Walk::StopGraph() {
     base_ = i == 0 ? 0 : program->boundaries[i - 1].end;
     passed_ = i;
   }
+  return true;
+}
+
+bool Walk::StopGraph(const std::vector<int>& needed) {
+  std::vector<int> outputs = needed;
   for (int k = 0; k < base_; ++k) {
     const Node& node = program->nodes[k];
     for (int i = node.first_output; i < node.first_output + node.num_outputs; ++i) {
-      if (values_[i] == nullptr || !Kept(values_[i]) || FetchInto(i)) continue;
-      if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "a kept tensor was not computed");
-      return false;
+      if (values_[i] != nullptr && Kept(values_[i])) outputs.push_back(i);
     }
+  }
+  for (int output : outputs) {
+    if (FetchInto(output)) continue;
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "a kept tensor was not computed");
+    return false;
   }
   iteration->Cancel();
   while (launched_) {
@@ -376,13 +389,33 @@ bool Walk::StopGraph() {
   return true;
 }
 
+PyObject* Walk::MadeBefore(int output) {
+  PyObject* value = values_[output];
+  if (value != nullptr && AsPlaceholder(value) == nullptr) {
+    Py_INCREF(value);
+    return value;
+  }
+  Tensor tensor;
+  if (iteration->Peek((*program->outputs)[output].fetch, &tensor) != SlotState::kReady) {
+    PyErr_SetString(PyExc_RuntimeError, "a tensor from before the last boundary is not there");
+    return nullptr;
+  }
+  return EagerTensorFromHandle(HandleFromTensor(tensor), false);
+}
+
 bool Walk::FetchInto(int output) {
   const OutputSpec& spec = (*program->outputs)[output];
-  if (AsPlaceholder(values_[output]) == nullptr) return true;
+  PyObject* tensor = values_[output];
+  if (tensor != nullptr && AsPlaceholder(tensor) == nullptr) return true;
+  if (spec.known != nullptr) {
+    values_[output] = EagerTensorFromHandle(RefHandle(spec.known), false);
+    return true;
+  }
   if (spec.fetch < 0 || spec.gate > passed_) return false;
   Tensor value;
   bool interrupted = false;
   if (WaitSlot(spec.fetch, &value, &interrupted) != SlotState::kReady) return false;
+  if (tensor == nullptr) return true;
   TFE_TensorHandle* real = HandleFromTensor(value);
   Settle(values_[output], real);
   TFE_DeleteTensorHandle(real);
@@ -391,6 +424,7 @@ bool Walk::FetchInto(int output) {
 
 void Walk::Close() {
   iteration->walk = nullptr;
+  if (!iteration->closed) iteration->Cancel();  // nobody will open its gates any more
   Py_CLEAR(on_fallback_);
   while (DropDead(cursor_)) {
   }

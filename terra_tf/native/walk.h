@@ -39,8 +39,13 @@ class Walk {
   bool Fallback(const char* code, int output);
 
   // --- for the fallback ---
-  // Ends the graph after the boundaries that have been passed are complete, keeping what they hold.
-  bool StopGraph();
+  // Waits until the effects behind the boundaries that have been passed are made. Where the graph
+  // has failed on its way there, the base moves back to what is complete.
+  bool CompleteBoundaries();
+  // Ends the graph, after it has handed out what Python holds from before the base, and `needed`.
+  bool StopGraph(const std::vector<int>& needed);
+  // The value of an output from before the base. New reference.
+  PyObject* MadeBefore(int output);
   void Close();  // no reads come here any more; drops placeholders that nobody else holds
   // Waits until all ops that may fail by value have succeeded, or the graph has ended.
   bool WaitChecked();
@@ -49,8 +54,8 @@ class Walk {
   PyObject* value(int output) const { return values_[output]; }  // borrowed, may be null
   PyObject* feed(int index) const { return feeds_[index]; }
   void set_value(int output, PyObject* tensor);
-  // Outputs that Python still holds and the graph would not hand out.
-  std::vector<int> UnfetchedKept();
+  // Outputs that Python still holds.
+  std::vector<int> Alive();
   void Release();  // drops all values and feeds
 
   // The session of the thread that walks; null before and after.
@@ -71,8 +76,9 @@ class Walk {
   void Passed(const Node& node);
   bool KeepOutputs(const Node& node, PyObject* result);
   bool RecordGradient(const Node& node, PyObject* const* args, PyObject* results);
-  // Opens the gates before `boundaries[count]` as far as that is allowed.
-  bool PassBoundaries(int count);
+  // Opens the gates before `boundaries[count]`; false when that has ended in a fallback instead.
+  // `wanted` is the output that somebody looks at, if any.
+  bool PassBoundaries(int count, int wanted);
   bool FetchInto(int output);  // settles a placeholder from its fetch
   bool AllKeptAreFetched(int end_node, int* output);
   bool DropDead(int end_node);

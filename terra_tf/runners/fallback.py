@@ -33,6 +33,8 @@ class Replay:
         Raises:
           tf.errors.OpError: what eager would have raised at an op; the message names its line.
         """
+        self._walk.complete_boundaries()
+        self._walk.stop_graph(self._taken_from_before_the_base())
         for k in range(self._walk.base, self._walk.cursor):
             node = self._trace.nodes[k]
             if node.misses or node.in_place:
@@ -40,6 +42,13 @@ class Replay:
             for output, tensor in zip(node.outputs, self._execute(node), strict=True):
                 self._made[output] = tensor
                 self._walk.settle(output, tensor)
+
+    def _taken_from_before_the_base(self) -> list[int]:
+        """Outputs that nodes to be replayed take from nodes that are not."""
+        nodes = self._trace.nodes[self._walk.base : self._walk.cursor]
+        first = nodes[0].first_output if nodes else 0
+        inputs = {s.index for node in nodes for s in node.inputs if isinstance(s, Output)}
+        return sorted(index for index in inputs if index < first)
 
     def _execute(self, node: Node) -> list[tf.Tensor]:
         inputs = [self._input(source) for source in node.inputs]
@@ -51,7 +60,7 @@ class Replay:
     def _input(self, source: Output | Outside) -> tf.Tensor:
         if isinstance(source, Output):
             made = self._made.get(source.index)
-            return self._walk.value(source.index) if made is None else made
+            return self._walk.made_before(source.index) if made is None else made
         external = self._trace.externals[source.index]
         if external.kind is Kind.RESOURCE:
             return external.tensor

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 _lock = threading.RLock()
 _iterations: list[CoExecutedIteration] = []
 _recovering = threading.local()
+_errors: dict[int, list[Exception]] = {}  # thread -> what it has yet to be told
 
 
 def add(iteration: CoExecutedIteration) -> None:
     """Keeps an iteration until its graph has ended."""
     with _lock:
-        _iterations.append(iteration)
+        if iteration not in _iterations:
+            _iterations.append(iteration)
 
 
 def settle_finished(lead: int) -> None:
@@ -34,8 +36,9 @@ def settle_finished(lead: int) -> None:
     Raises:
       tf.errors.OpError: an op of an earlier iteration failed.
     """
+    me = threading.get_ident()
     with _lock:
-        waiting = list(_iterations)
+        waiting = [iteration for iteration in _iterations if iteration.thread == me]
     for position, iteration in enumerate(waiting):
         iteration.walk.wait_checked()
         if len(waiting) - position > lead:
@@ -52,10 +55,19 @@ def drop_finished() -> None:
             _iterations[:] = [i for i in _iterations if not i.walk.finished]
     if failed:
         recover(-1)
+    _tell(threading.get_ident())
+
+
+def _tell(thread: int) -> None:
+    errors = _errors.get(thread)
+    if errors:
+        raise errors.pop(0)
 
 
 def recover(_: int) -> None:
     """Replays, in order, all iterations whose graph failed.
+
+    An error belongs to the thread that ran the iteration; another one keeps it for that thread.
 
     Raises:
       tf.errors.OpError: what eager would have raised.
@@ -70,10 +82,14 @@ def recover(_: int) -> None:
                 if iteration is None:
                     break
                 _iterations.remove(iteration)
-            native.core.mark_recovered()
-            iteration.recover()
+            iteration.walk.mark_recovered()
+            try:
+                iteration.recover()
+            except Exception as error:
+                _errors.setdefault(iteration.thread, []).append(error)
     finally:
         _recovering.active = False
+    _tell(threading.get_ident())
 
 
 def wait_for_all() -> None:

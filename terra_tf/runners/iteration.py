@@ -6,6 +6,7 @@ Each is begun before the user's code and then either ends with it or aborts with
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Hashable
 from collections.abc import Sequence as Tensors
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ class TracedIteration:
     def __init__(self, runner: PythonRunner, key: Hashable, arguments: Tensors[Any]):
         self._runner = runner
         self._key = key
-        self._recorder = Recorder(arguments)
+        self._recorder = Recorder(arguments, loop=runner.loop)
 
     def begin(self) -> None:
         """Enters the mode; called right before the user's code."""
@@ -89,6 +90,7 @@ class CoExecutedIteration:
         self._graph = graph
         self._recorder: Recorder | None = None
         self._fell_back: str | None = None
+        self.thread = threading.get_ident()
         self.walk = native.core.Walk(graph.program, self._on_fallback)
 
     def begin(self) -> None:
@@ -98,25 +100,30 @@ class CoExecutedIteration:
 
     def end(self) -> None:
         """Called after the user's code has returned."""
-        if self._fell_back is None and self.walk.end():
+        try:
+            as_recorded = self._fell_back is None and self.walk.end()
+            trace = None if as_recorded else self._finish_recording()
+        finally:
             native.core.leave()
+        if as_recorded:
             self._arguments = ()
             in_flight.add(self)
             self._runner.completed(self._key, self._sequence, self.walk)
             return
-        self._end_recording()
-
-    def _end_recording(self) -> None:
-        recorder, self._recorder = self._recorder, None
-        trace = recorder.finish() if recorder is not None else None
-        native.core.leave()
         if trace is None:
             self._runner.aborted(self._fell_back, self._sequence)
         else:
             self._runner.learn(self._key, trace, fallen_back=(self._fell_back, self._sequence))
 
+    def _finish_recording(self) -> Trace | None:
+        recorder, self._recorder = self._recorder, None
+        return recorder.finish() if recorder is not None else None
+
     def abort(self) -> None:
         """Called when the user's code has raised."""
+        if self.walk.closed:  # the exception came after the end
+            in_flight.add(self)
+            return
         try:
             if self._fell_back is None:
                 self.walk.fallback("exception")
@@ -136,7 +143,7 @@ class CoExecutedIteration:
     def _on_fallback(self, code: str, output: int) -> None:
         """Called by the native half at the op, read or end that no trace covers."""
         self._fell_back = code
-        unfetched = frozenset(self.walk.unfetched_kept())
+        alive = frozenset(self.walk.alive())
         position = self.walk.cursor
         expected = self._sequence.trace.nodes[position : position + 1]
         self._runner.note_fallback(code, expected[0] if expected else None, user_location())
@@ -146,19 +153,18 @@ class CoExecutedIteration:
         finally:
             self.walk.close()
         if code not in ("exception", "other-thread"):
-            self._record_on(code, output, unfetched)
+            self._record_on(code, output, alive)
             if self._runner.raises_on_new_trace:
                 self._raise_new_trace(code, expected)
         self.walk.release()
 
     def _replay(self) -> None:
-        self.walk.stop_graph()
         Replay(self.walk, self._sequence, self._graph).run()
 
-    def _record_on(self, code: str, output: int, unfetched: frozenset[int]) -> None:
+    def _record_on(self, code: str, output: int, alive: frozenset[int]) -> None:
         """Goes on as a traced iteration that has begun with what was replayed."""
         prefix = self._prefix()
-        recorder = Recorder(self._arguments, prefix)
+        recorder = Recorder(self._arguments, prefix, self._runner.loop)
         for number in range(len(prefix.outputs)):
             value = self.walk.value(number)
             if value is not None:
@@ -171,7 +177,7 @@ class CoExecutedIteration:
                 value = self.walk.feed(feed)
                 if value is not None:
                     recorder.adopt_external(value, index)
-        self._learn_from(code, output, prefix, unfetched)
+        self._learn_from(code, output, prefix, alive)
         self._recorder = recorder
         recorder.start()
 
@@ -183,7 +189,8 @@ class CoExecutedIteration:
             (source.index for node in nodes for source in _outside(node.args)), default=-1
         )
         return Trace(
-            nodes=list(nodes),
+            # Copies, because a recorder may still change the effect of a node.
+            nodes=[dataclasses.replace(node) for node in nodes],
             outputs=trace.outputs[:outputs],
             externals=[dataclasses.replace(x) for x in trace.externals[:externals]],
             reads={o: r for o, r in self._sequence.reads.items() if r.position <= position},

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import warnings
-from collections.abc import Hashable
 from collections.abc import Sequence as Tensors
 from typing import Any
 
-from terra_tf import native
+from terra_tf import native, tensorflow_internals
+from terra_tf.configuration import settings
 from terra_tf.generation.generated import GeneratedGraph, generate
 from terra_tf.report import observers
 from terra_tf.report.counters import Counters
@@ -23,9 +24,9 @@ from terra_tf.runners import in_flight
 from terra_tf.runners.graph_runner import stop as stop_graph_runner
 from terra_tf.runners.iteration import CoExecutedIteration, EagerIteration, TracedIteration
 from terra_tf.runners.retreat import Retreat
-from terra_tf.settings import settings
-from terra_tf.tracegraph.graph import TraceGraph
+from terra_tf.tracegraph.graph import Key, TraceGraph
 from terra_tf.tracegraph.sequence import Sequence
+from terra_tf.tracing.handlers import Loop
 from terra_tf.tracing.location import Location
 from terra_tf.tracing.trace import Kind, Node, Trace, first_difference
 
@@ -39,11 +40,12 @@ class PythonRunner:
     def __init__(self, name: str, *, max_graphs: int, exact: bool, on_new_trace: str):
         """Makes the runner of a step; see `terra_tf.function` for the arguments."""
         self.name = name
+        self.loop: Loop | None = None  # where the loop is, if the step is the body of one
         self.tracegraph = TraceGraph(max_graphs, settings.build_after)
         self.counters = Counters()
         self.fallbacks = FallbackLog()
         self.retreat = Retreat()
-        self.options = ("eager" if exact else "fast", on_new_trace, max_graphs)
+        self._current = threading.local()  # .iteration: the one that this thread is in
         self._exact = exact
         self._on_new_trace = on_new_trace
 
@@ -60,8 +62,8 @@ class PythonRunner:
             observers.notify(self.name, "eager")
         return True
 
-    def begin(self, key: Hashable, arguments: Tensors[Any]) -> Iteration:
-        """Begins an iteration.
+    def begin(self, key: Key, arguments: Tensors[Any]) -> None:
+        """Begins an iteration of this thread; `end` or `abort` has to follow in any case.
 
         Args:
           key: what is known beforehand of how the step was called; picks the sequence to expect.
@@ -76,11 +78,26 @@ class PythonRunner:
             in_flight.sync()
         if observers.active:
             observers.notify(self.name, iteration.mode)
+        self._current.iteration = iteration
         iteration.begin()
-        return iteration
 
-    def _choose(self, key: Hashable, arguments: Tensors[Any]) -> Iteration:
-        if self.retreat.stay_eager():
+    def end(self) -> None:
+        """Ends this thread's iteration after the user's code has returned."""
+        self._current.iteration.end()
+        self._current.iteration = None
+
+    def abort(self) -> None:
+        """Ends this thread's iteration, wherever an exception has come in between."""
+        iteration = getattr(self._current, "iteration", None)
+        self._current.iteration = None
+        try:
+            if iteration is not None:
+                iteration.abort()
+        finally:
+            native.core.leave()
+
+    def _choose(self, key: Key, arguments: Tensors[Any]) -> Iteration:
+        if self.retreat.stay_eager() or tensorflow_internals.executes_asynchronously():
             return _EAGER
         sequence = self.tracegraph.expected(key)
         if sequence is None or not self.tracegraph.ready(sequence) or _shared(sequence):
@@ -97,7 +114,7 @@ class PythonRunner:
 
     # --- reports of iterations ---
 
-    def completed(self, key: Hashable, sequence: Sequence, walk: Any) -> None:
+    def completed(self, key: Key, sequence: Sequence, walk: Any) -> None:
         """An iteration ran through as co-executed."""
         self.counters.coexecuted += 1
         self._count_walk(walk)
@@ -107,7 +124,7 @@ class PythonRunner:
         self.retreat.ended(True)
 
     def learn(
-        self, key: Hashable, trace: Trace, fallen_back: tuple[str, Sequence] | None = None
+        self, key: Key, trace: Trace, fallen_back: tuple[str, Sequence] | None = None
     ) -> None:
         """An iteration was traced, from its start or from a fallback on."""
         if fallen_back is None:

@@ -15,27 +15,38 @@ import tensorflow as tf
 
 from terra_tf.tensorflow_internals import EagerTensor, dtype_and_shape
 
+_DEEPEST = 16
 _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 
-def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list[Any]]:
-    """The key of a call, and the tensors among its arguments."""
+Key = tuple[Hashable, Hashable]
+
+
+def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Any]]:
+    """The key of a call, and the tensors among its arguments.
+
+    The key has two parts: all that is known, and dtypes and shapes of the tensors alone, which
+    serve where the whole has not been seen before.
+    """
     tensors: list[Any] = []
     key = tuple([_key(value, tensors) for value in args])
     if kwargs:
         key += tuple([(name, _key(value, tensors)) for name, value in kwargs.items()])
-    return key, tensors
+    return (key, tuple([dtype_and_shape(tensor) for tensor in tensors])), tensors
 
 
-def _key(value: Any, tensors: list[Any]) -> Hashable:
+def _key(value: Any, tensors: list[Any], depth: int = 0) -> Hashable:
     kind = type(value)
+    if depth > _DEEPEST:  # a list may even hold itself
+        return kind
+    depth += 1
     if kind is EagerTensor:
         tensors.append(value)
         return dtype_and_shape(value)
     if kind is tuple or kind is list:
-        return tuple([_key(item, tensors) for item in value])
+        return tuple([_key(item, tensors, depth) for item in value])
     if kind is dict:
-        return tuple([(name, _key(item, tensors)) for name, item in value.items()])
+        return tuple([(name, _key(item, tensors, depth)) for name, item in value.items()])
     if kind is np.ndarray:
         return (value.dtype.str, value.shape)
     if kind is bool or value is None or kind is str:

@@ -12,6 +12,10 @@ from collections.abc import Hashable
 from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.trace import Trace
 
+_MOST_KEYS = 1000
+
+Key = tuple[Hashable, Hashable]  # see runners/signature.py
+
 
 class TraceGraph:
     """Sequences of one step, most recently used last."""
@@ -39,7 +43,7 @@ class TraceGraph:
         """Nodes of all sequences together."""
         return sum(len(sequence.trace.nodes) for sequence in self._sequences)
 
-    def add(self, key: Hashable, trace: Trace) -> Sequence:
+    def add(self, key: Key, trace: Trace) -> Sequence:
         """Merges a trace of an iteration that was called with `key`."""
         self.traces += 1
         for sequence in reversed(self._sequences):
@@ -52,17 +56,22 @@ class TraceGraph:
         self.use(key, sequence)
         return sequence
 
-    def expected(self, key: Hashable) -> Sequence | None:
+    def expected(self, key: Key) -> Sequence | None:
         """The sequence to expect for an iteration that is called with `key`."""
-        return self._by_key.get(key)
+        whole, shapes = key
+        return self._by_key.get(whole) or self._by_key.get(shapes)
 
-    def use(self, key: Hashable, sequence: Sequence) -> None:
+    def use(self, key: Key, sequence: Sequence) -> None:
         """Notes that an iteration with `key` went along `sequence`."""
         if self._sequences[-1] is not sequence:
             self._sequences.remove(sequence)
             self._sequences.append(sequence)
-        if self._by_key.get(key) is not sequence:
-            self._by_key[key] = sequence
+        for part in key:
+            if self._by_key.get(part) is not sequence:
+                self._by_key.pop(part, None)  # so that it counts as new
+                self._by_key[part] = sequence
+        while len(self._by_key) > _MOST_KEYS:
+            del self._by_key[next(iter(self._by_key))]
         self._evict()
 
     def ready(self, sequence: Sequence) -> bool:

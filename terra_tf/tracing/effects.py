@@ -76,7 +76,7 @@ def effect_of(op: str) -> Effect:
     definition = tensorflow_internals.op_def(op)
     if definition is None:
         return Effect.BARRIER
-    if op in _PYTHON_FUNCTIONS:
+    if op in _PYTHON_FUNCTIONS or "IteratorGetNext" in op:  # functions of a dataset use variables
         return Effect.BARRIER
     if op.startswith(_COLLECTIVES):  # every rank has to make them in the order of its program
         return Effect.BARRIER if "Resource" in op else Effect.LOCAL
@@ -106,7 +106,7 @@ def runs_in_place(effect: Effect) -> bool:
 # Ops that cannot fail for any values of their inputs once shapes and dtypes are valid. What is
 # missing here only costs a control edge, so the list need not be complete.
 _INFALLIBLE_NAMES = """
-Abs Acos Acosh Add AddN AddV2 All Any ArgMax ArgMin Asin Asinh Atan Atan2 Atanh AvgPool
+Abs Acos Acosh Add AddN AddV2 All Any ArgMax ArgMin AsString Asin Asinh Atan Atan2 Atanh AvgPool
 AvgPoolGrad BatchMatMulV2 BiasAdd BiasAddGrad BroadcastGradientArgs BroadcastTo Cast Ceil
 ClipByValue Concat ConcatV2 Const Conv2D Conv2DBackpropFilter Conv2DBackpropInput Cos Cosh
 Cumprod Cumsum DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
@@ -120,8 +120,9 @@ Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad Shape ShapeN Sigmoid Si
 Sin Sinh Size Slice Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
 SoftsignGrad Split SplitV Sqrt SqrtGrad Square SquaredDifference Squeeze StatelessRandomNormalV2
 StatelessRandomUniformIntV2 StatelessRandomUniformV2 StatelessTruncatedNormalV2 StopGradient
-StridedSlice StridedSliceGrad Sub Sum Tan Tanh TanhGrad Tile TopKV2 Transpose Unpack
-VarIsInitializedOp VariableShape Xdivy Xlog1py Xlogy ZerosLike
+StridedSlice StridedSliceGrad StringFormat StringJoin StringLength StringLower StringUpper Sub
+Sum Tan Tanh TanhGrad Tile TopKV2 Transpose Unpack VarIsInitializedOp VariableShape Xdivy
+Xlog1py Xlogy ZerosLike
 """
 _INFALLIBLE = frozenset(_INFALLIBLE_NAMES.split())
 
@@ -152,4 +153,4 @@ def makes_shape_of_values(op: str) -> bool:
 
 def may_fail(op: str) -> bool:
     """Whether the op may raise depending on values, all shapes being certain."""
-    return op not in _INFALLIBLE
+    return op not in _INFALLIBLE and op not in ASSIGNS and not op.startswith("ResourceApply")

@@ -9,11 +9,12 @@ there is no source, an op counts as handled, which is always right.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import linecache
 import sys
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 from terra_tf.tracing.location import is_users
 
@@ -26,22 +27,39 @@ suspend variable_creator_scope
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
 
-def may_be_handled() -> bool:
-    """Whether an exception raised by the call in progress could be caught inside the region."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loop:
+    """Where the loop is whose body is a region: the code around it, and its line there."""
+
+    code: CodeType
+    line: int
+
+
+def may_be_handled(loop: Loop | None) -> bool:
+    """Whether an exception raised by the call in progress could be caught inside the region.
+
+    Args:
+      loop: where the region's loop is, if it is the body of one.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_filename == _API and code.co_name == "__call__":
             return False
+        if loop is not None and code is loop.code:
+            return _in_block(code.co_filename, frame.f_lineno, outside=loop.line)
         if is_users(code.co_filename) and _in_block(code.co_filename, frame.f_lineno):
             return True
         frame = frame.f_back
     return False
 
 
-def _in_block(filename: str, line: int) -> bool:
+def _in_block(filename: str, line: int, outside: int = 0) -> bool:
+    """Whether a line is in such a block, of those that do not also hold the line `outside`."""
     blocks = _blocks(filename)
-    return blocks is None or any(first <= line <= last for first, last in blocks)
+    if blocks is None:
+        return True
+    return any(first <= line <= last and not first <= outside <= last for first, last in blocks)
 
 
 @functools.lru_cache(maxsize=256)
@@ -56,12 +74,9 @@ def _blocks(filename: str) -> tuple[tuple[int, int], ...] | None:
         return None
     found = []
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Try)
-            and node.handlers
-            or isinstance(node, ast.With)
-            and not all(map(_is_harmless, node.items))
-        ):
+        # `finally` alone runs code of the user's, too.
+        unknown_with = isinstance(node, ast.With) and not all(map(_is_harmless, node.items))
+        if isinstance(node, ast.Try) or unknown_with:
             found.append((node.body[0].lineno, node.body[-1].end_lineno or node.lineno))
     return tuple(found)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from terra_tf import native, tensorflow_internals
-from terra_tf.settings import settings
+from terra_tf.configuration import settings
 from terra_tf.tensorflow_internals import EagerTensor, dtype_and_shape
 from terra_tf.tracing.effects import (
     ON_VARIABLES,
@@ -24,7 +24,7 @@ from terra_tf.tracing.effects import (
     may_fail,
     runs_in_place,
 )
-from terra_tf.tracing.handlers import may_be_handled
+from terra_tf.tracing.handlers import Loop, may_be_handled
 from terra_tf.tracing.location import user_location
 from terra_tf.tracing.trace import (
     Arg,
@@ -49,13 +49,20 @@ _UNSIZED = frozenset({_RESOURCE, _VARIANT, _STRING})
 class Recorder:
     """Fills one Trace. Enter it with `start`, leave it with `finish` or `abandon`."""
 
-    def __init__(self, arguments: Sequence[Any] = (), prefix: Trace | None = None):
+    def __init__(
+        self,
+        arguments: Sequence[Any] = (),
+        prefix: Trace | None = None,
+        loop: Loop | None = None,
+    ):
         """Makes a recorder.
 
         Args:
           arguments: tensors that were passed to the step; they are always fed.
+          loop: where the loop is whose body is recorded, if it is one.
           prefix: what the iteration has done already, when it begins as a co-executed one.
         """
+        self._loop = loop
         self.trace = prefix if prefix is not None else Trace()
         self._alive: dict[
             int, tuple[int, weakref.ref[Any]]
@@ -216,16 +223,34 @@ class Recorder:
         if runs_in_place(effect):
             return effect
         inputs = _tensors(args[3:] if call is Call.FAST_PATH else args[3])
-        uncertain = any(self._output_of(x) in self._uncertain for x in inputs)
-        if (may_fail(op) or uncertain) and may_be_handled():
+        if (may_fail(op) or self._is_uncertain(inputs)) and may_be_handled(self._loop):
             # The handler has to see the error, so the op runs where the handler is.
+            return Effect.LOCAL if effect is Effect.PURE else Effect.BARRIER
+        if tensorflow_internals.placed_elsewhere():
             return Effect.LOCAL if effect is Effect.PURE else Effect.BARRIER
         if effect in ON_VARIABLES:
             resources = [x for x in inputs if x.dtype.as_datatype_enum == _RESOURCE]
             # A variable that was made in this very step lives in Python's half.
             if any(id(x) in self._alive for x in resources):
                 return Effect.LOCAL
+            if effect is not Effect.READ and not self._checks_itself(op, effect, resources, inputs):
+                return Effect.BARRIER
         return effect
+
+    def _checks_itself(
+        self, op: str, effect: Effect, resources: list[Any], inputs: list[Any]
+    ) -> bool:
+        """Whether all that could make a write fail can be checked before it is made."""
+        shape = tensorflow_internals.variable_shape(resources[0])
+        certain = shape is not None and None not in shape
+        if effect is Effect.ASSIGN:
+            return certain or (op == "AssignVariableOp" and not self._is_uncertain(inputs))
+        if tensorflow_internals.input_position(op, "indices") is not None:
+            return certain
+        return op.startswith("ResourceApply") and not self._is_uncertain(inputs)
+
+    def _is_uncertain(self, inputs: list[Any]) -> bool:
+        return any(self._output_of(x) in self._uncertain for x in inputs)
 
     def _in_place_node(self, op: str, call: Call, args: tuple[Any, ...]) -> Node:
         name = "" if tensorflow_internals.op_def(op) is None and call is not Call.FAST_PATH else op

@@ -217,13 +217,10 @@ class Trace:
         return self.nodes[low]
 
     def __str__(self) -> str:
-        looks = {read.position: read for read in self.reads.values()}
-        lines = []
-        for k, node in enumerate(self.nodes):
-            if k in looks:
-                lines.append(f"      read %{looks[k].output}   {looks[k].location}")
-            lines.append(f"{k:4d}  {node}   {node.location}")
-        return "\n".join(lines)
+        lines = [(k, 1, f"{k:4d}  {node}   {node.location}") for k, node in enumerate(self.nodes)]
+        for read in self.reads.values():
+            lines.append((read.position, 0, f"      read %{read.output}   {read.location}"))
+        return "\n".join(text for _, _, text in sorted(lines, key=lambda line: line[:2]))
 
 
 def _same_value(a: Any, b: Any) -> bool:

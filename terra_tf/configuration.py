@@ -1,4 +1,7 @@
-"""Settings that hold for the whole process, read by the runners when a step is made or runs."""
+"""Settings that hold for the whole process, read by the runners when a step is made or runs.
+
+Users reach them as `terra_tf.settings`.
+"""
 
 from __future__ import annotations
 
