@@ -48,8 +48,9 @@ def install_tensor_views(
 ) -> None:
     """Makes a placeholder look like any tensor where TensorFlow would look behind it.
 
-    Where a tensor lives is answered without waiting for its value; a DLPack capsule, which shows
-    the memory itself, first gets the value.
+    Where a tensor lives is answered without waiting for its value. A DLPack capsule, which shows
+    the memory itself, first gets the value; so does a look at the value from Python, so that what
+    the wait raises is raised as it is and not as a status of TensorFlow's.
     """
     for name in ("device", "backing_device"):
         original = EagerTensor.__dict__[name]
@@ -58,6 +59,14 @@ def install_tensor_views(
             return _CPU if is_placeholder(tensor) else _original.__get__(tensor)
 
         setattr(EagerTensor, name, property(where, doc=original.__doc__))
+    as_array = EagerTensor.__dict__["_numpy_internal"]
+
+    def numpy_internal(tensor: Any) -> Any:
+        if is_placeholder(tensor):
+            materialise(tensor)
+        return as_array(tensor)
+
+    EagerTensor._numpy_internal = numpy_internal
     to_capsule = pywrap_tfe.TFE_ToDlpackCapsule
 
     def to_dlpack_capsule(tensor: Any) -> Any:

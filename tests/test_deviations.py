@@ -5,7 +5,9 @@ happens today; a deviation that goes away takes its test with it.
 """
 
 import threading
+import weakref
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -42,6 +44,43 @@ def test_python_runs_ahead_of_an_op_that_fails():
     assert float(total) == 6.0  # as in eager
     assert len(seen) == 7  # in eager: 6
     assert step(good).shape == (2, 2)
+
+
+def test_a_tensor_outlives_its_last_name_until_the_iteration_ends():
+    """Weak references to tensors die, and finalizers run, at the end of the iteration.
+
+    Reason: the PythonRunner holds what it has handed out, to know it again as an argument.
+    """
+    alive = []
+
+    @terra.function
+    def step(x):
+        y = x * 2.0
+        reference = weakref.ref(y)
+        z = y + 1.0
+        del y
+        alive.append(reference() is not None)
+        return z
+
+    for turn in range(8):
+        assert float(step(tf.constant(float(turn)))) == 2.0 * turn + 1.0
+    assert step.stats().coexecuted > 0
+    assert alive[-1]  # in eager: False
+
+
+def test_memory_shared_by_dlpack_may_be_seen_later():
+    """Who changes a tensor's memory behind TensorFlow's back may change what a step still reads.
+
+    Reason: the graph reads an argument when it comes to it. Arrays passed as such are copied; a
+    tensor that shares its memory through DLPack looks like any other.
+    """
+    array = np.zeros([1024], np.float32)
+    shared = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    step = terra.function(lambda x: tf.reduce_max(x + 0.0))
+    for turn in range(8):
+        array[:] = turn
+        assert float(step(shared)) == turn  # read at once: as in eager
+    assert step.stats().coexecuted > 0
 
 
 # --- raised, or slower ---------------------------------------------------------------------------
