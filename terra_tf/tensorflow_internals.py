@@ -93,11 +93,6 @@ def executing_eagerly() -> bool:
     return context.executing_eagerly()
 
 
-def executes_asynchronously() -> bool:
-    """Whether this thread's eager ops run asynchronously."""
-    return context.context().is_async()
-
-
 def placed_elsewhere() -> bool:
     """Whether a device scope asks for another device than the one that everything runs on."""
     name = context.context().device_name

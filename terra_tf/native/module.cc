@@ -184,6 +184,12 @@ void BindSession(py::module_& m) {
     const Session& session = CurrentSession();
     return session.mode != Mode::kOutside || session.suspended > 0 || session.calling > 0;
   });
+  m.def("executes_asynchronously", [] {
+    TFE_Executor* executor = TFE_ContextGetExecutorForThread(Context());
+    const bool is_async = TFE_ExecutorIsAsync(executor);
+    TFE_DeleteExecutor(executor);
+    return is_async;
+  });
   m.def("in_region", [] { return CurrentSession().mode != Mode::kOutside; });
   m.def("suspended", [] { return CurrentSession().suspended > 0; });
   m.def("suspend", [] { ++CurrentSession().suspended; });

@@ -266,10 +266,14 @@ void SetMode(Mode mode, Walk* walk, PyObject* recorder) {
   static int64_t recordings = 0;
   Session& session = CurrentSession();
   g_inside += (mode != Mode::kOutside) - (session.mode != Mode::kOutside);
-  if (session.walk != nullptr) Unlist(session.walk);
+  if (session.walk != nullptr && session.walk != walk) {
+    Walk* left = session.walk;
+    Unlist(left);
+    left->Close();  // a walk that was left by an exception must not hold up what comes after it
+  }
   session.mode = mode;
   session.walk = walk;
-  if (walk != nullptr) {
+  if (walk != nullptr && walk->session == nullptr) {
     walk->session = &session;
     g_walks->push_back(walk);
   }

@@ -349,6 +349,12 @@ bool Walk::Fallback(const char* code, int output) {
   Suspended suspended;
   PyObject* done = PyObject_CallFunction(on_fallback_, "si", code, output);
   Py_XDECREF(done);
+  if (done == nullptr) {  // an interrupt may have come before the callback got that far
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    Close();
+    PyErr_Restore(type, error, trace);
+  }
   return done != nullptr;
 }
 

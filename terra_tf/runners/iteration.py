@@ -95,8 +95,8 @@ class CoExecutedIteration:
 
     def begin(self) -> None:
         """Enters the mode; called right before the user's code."""
+        native.core.enter_walk(self.walk)  # first: a walk that was entered is never left open
         self.walk.launch(graph_runner())
-        native.core.enter_walk(self.walk)
 
     def end(self) -> None:
         """Called after the user's code has returned."""

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence as Tensors
 from typing import Any
 
-from terra_tf import native, tensorflow_internals
+from terra_tf import native
 from terra_tf.configuration import settings
 from terra_tf.generation.generated import GeneratedGraph, generate
 from terra_tf.report import observers
@@ -97,7 +97,7 @@ class PythonRunner:
             native.core.leave()
 
     def _choose(self, key: Key, arguments: Tensors[Any]) -> Iteration:
-        if self.retreat.stay_eager() or tensorflow_internals.executes_asynchronously():
+        if self.retreat.stay_eager() or native.core.executes_asynchronously():
             return _EAGER
         sequence = self.tracegraph.expected(key)
         if sequence is None or not self.tracegraph.ready(sequence) or _shared(sequence):
