@@ -59,6 +59,12 @@ bool SameContent(const Arg& arg, PyObject* eager_tensor) {
          std::memcmp(tensor.tensor_data().data(), arg.bytes.data(), arg.bytes.size()) == 0;
 }
 
+bool FitsInt32(PyObject* number) {
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+  return overflow == 0 && value == static_cast<int32_t>(value);
+}
+
 bool SameKind(PyObject* expected, PyObject* x) {
   if (Py_TYPE(expected) != Py_TYPE(x)) return false;
   if (PyList_Check(x) || PyTuple_Check(x)) {
@@ -71,7 +77,8 @@ bool SameKind(PyObject* expected, PyObject* x) {
     }
     return true;
   }
-  if (PyLong_Check(x) || PyFloat_Check(x) || PyUnicode_Check(x)) return true;
+  if (PyLong_Check(x)) return FitsInt32(expected) == FitsInt32(x);  // else it becomes an int64
+  if (PyFloat_Check(x) || PyUnicode_Check(x)) return true;
   PyObject* mine = PyObject_GetAttrString(expected, "dtype");
   PyObject* other = PyObject_GetAttrString(x, "dtype");
   PyErr_Clear();
