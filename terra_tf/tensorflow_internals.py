@@ -243,9 +243,11 @@ def function_config(exact: bool) -> bytes:
       exact: keep Grappler's passes that change floating-point results off.
     """
     config = config_pb2.ConfigProto()
+    rewrite = config.graph_options.rewrite_options
+    off = rewriter_config_pb2.RewriterConfig.OFF
+    # It would drop ops that nothing uses but that have to fail as in eager.
+    rewrite.dependency_optimization = off
     if exact:
-        rewrite = config.graph_options.rewrite_options
-        off = rewriter_config_pb2.RewriterConfig.OFF
         rewrite.arithmetic_optimization = off
         rewrite.constant_folding = off
         rewrite.remapping = off

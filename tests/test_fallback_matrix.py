@@ -262,6 +262,8 @@ def problems(expected, actual, ran_ahead=False):
     """What a user sees to be different.
 
     Args:
+      expected: an eager run.
+      actual: the same run, co-executed.
       ran_ahead: an op failed in the graph, so Python may have gone on for the rest of the step.
     """
     found = differences(expected["tensors"], actual["tensors"])
@@ -273,6 +275,8 @@ def problems(expected, actual, ran_ahead=False):
             found.append(f"{name}: {value!r}, and eager: {truth!r}")
     if actual["modes"][BEFORE - 1 : FORCED + 1] != ["coexecuted"] * 2:
         found.append(f"was not co-executed: {actual['modes']}")
+    if sum(actual["reasons"].values()) > 1:
+        found.append(f"fell back more than once: {actual['reasons']}")
     if actual["modes"][-1] != "coexecuted":
         found.append(f"co-execution did not return: {actual['modes']}")
     return found
@@ -297,13 +301,13 @@ def check_every_position(tmp_path, acts, every=None, ran_ahead=False, codes=None
         try:
             actual = run(True, tmp_path / "terra", position, act, others)
         except Exception as error:
-            wrong[position, act.__name__] = [_text(error)]
+            wrong[position, act.__qualname__] = [_text(error)]
             continue
         found = problems(expected, actual, ran_ahead)
         if codes is not None and not set(actual["reasons"]) <= codes:
             found.append(f"fell back for {actual['reasons']}")
         if found:
-            wrong[position, act.__name__] = found
+            wrong[position, act.__qualname__] = found
         reasons |= set(actual["reasons"])
     assert not wrong, "\n\n".join(f"{at}:\n  " + "\n  ".join(f) for at, f in wrong.items())
     return reasons
@@ -338,7 +342,9 @@ CODES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.full if k == "write" else ()) for k in KINDS]
+)
 def test_one_iteration_is_disturbed_at_every_statement(tmp_path, kind):
     reasons = check_every_position(tmp_path, KINDS[kind], codes=CODES[kind])
     assert reasons  # it did fall back
@@ -374,7 +380,15 @@ CHECKED = {
 }
 
 
-@pytest.mark.parametrize("op", CHECKED)
-def test_an_op_of_each_iteration_fails_in_one_at_every_statement(tmp_path, op):
-    checked = Checked(*CHECKED[op])
-    check_every_position(tmp_path, [checked.fails], [checked.passes], ran_ahead=True)
+# The plain run takes the ops in turn, the full one takes each at every statement.
+@pytest.mark.parametrize(
+    "ops",
+    [
+        pytest.param(list(CHECKED), id="in-turn"),
+        *[pytest.param([op], id=op, marks=pytest.mark.full) for op in CHECKED],
+    ],
+)
+def test_an_op_of_each_iteration_fails_in_one_at_every_statement(tmp_path, ops):
+    checked = [Checked(*CHECKED[op]) for op in ops]
+    fails, passes = [op.fails for op in checked], [op.passes for op in checked]
+    check_every_position(tmp_path, fails, passes, ran_ahead=True)

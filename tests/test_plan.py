@@ -278,8 +278,8 @@ def test_an_op_in_place_that_takes_a_value_behind_a_write_needs_a_boundary(weigh
         return tf.exp(x)
 
     planned = Planned(step, X)
-    # The text is made by StringFormat; it is what the print takes.
-    assert planned.plan.boundaries == [planned.position("PrintV2"), planned.end]
+    # The text that is printed is made by StringFormat, which runs in place, too.
+    assert planned.plan.boundaries == [planned.position("StringFormat"), planned.end]
 
 
 def test_what_python_keeps_is_fetched_and_what_it_drops_is_not():

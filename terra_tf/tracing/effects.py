@@ -80,6 +80,8 @@ def effect_of(op: str) -> Effect:
         return Effect.BARRIER
     if op.startswith(_COLLECTIVES):  # every rank has to make them in the order of its program
         return Effect.BARRIER if "Resource" in op else Effect.LOCAL
+    if op == "StringFormat":  # its template holds Python values, which differ from call to call
+        return Effect.LOCAL
     if op in READS:
         return Effect.READ
     if op in ASSIGNS:
