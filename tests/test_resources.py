@@ -6,6 +6,7 @@ eagerly is the yardstick.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -63,13 +64,24 @@ def start(program, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
+
+
+def finish(process, seconds):
+    """Waits for the end of a program, its own processes included; its output and errors."""
+    try:
+        return process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        pytest.fail(f"still running after {seconds} s:\n{output}\n{errors}")
 
 
 def run(program, **environment):
     """Runs a program to its end; what it reported."""
     process = start(program, **environment)
-    output, errors = process.communicate(timeout=110)
+    output, errors = finish(process, 110)
     assert process.returncode == 0, errors
     return json.loads(output.splitlines()[-1])
 
@@ -480,7 +492,7 @@ last_line()
 def test_the_program_ends_cleanly(end):
     program, code = ENDS[end]
     process = start(SLOW + textwrap.dedent(program))
-    output, errors = process.communicate(timeout=60)
+    output, errors = finish(process, 30)
     ended = time.time()
     assert process.returncode == code, errors
     reports = [json.loads(line) for line in output.splitlines()]
@@ -509,7 +521,7 @@ def test_what_is_in_flight_at_the_end_still_happens(tmp_path):
     step(SIZE)
     """
     process = start(SLOW + textwrap.dedent(program))
-    _, errors = process.communicate(timeout=60)
+    _, errors = finish(process, 30)
     assert process.returncode == 0, errors
     assert (tmp_path / "total").read_text() == "8.0"
 
@@ -528,7 +540,7 @@ def test_an_error_in_flight_at_the_end_is_not_silent():
     failing(tf.constant(9))
     """
     process = start(SLOW + textwrap.dedent(program))
-    _, errors = process.communicate(timeout=60)
+    _, errors = finish(process, 30)
     assert "indices = 9 is not in [0, 2)" in errors
 
 

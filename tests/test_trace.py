@@ -169,8 +169,13 @@ DIFFERENT = {
     "a nested result": ({"n2": {"groups": (-1, 2)}}, 2),
     "a miss": ({"n1": {"misses": True}}, 1),
     "a failure": ({"n1": {"fails": True}}, 1),
-    "another effect": ({"n1": {"effect": Effect.LOCAL}}, 1),
 }
+
+
+def test_an_op_that_a_sequence_runs_in_place_serves_one_that_needs_not_be():
+    in_place = product(n1={"effect": Effect.LOCAL})
+    assert same_structure(in_place, product())
+    assert first_difference(product(), in_place) == 1  # but not the other way round
 
 
 @pytest.mark.parametrize("case", DIFFERENT)

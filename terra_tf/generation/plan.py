@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from terra_tf.tracegraph.sequence import Sequence
-from terra_tf.tracing.effects import Effect
+from terra_tf.tracing.effects import INTEGERS, Effect, effect_of, makes_shape_of_values, may_fail
 from terra_tf.tracing.trace import Kind, Node, Output, Outside
 
 
@@ -50,8 +50,38 @@ def resources_of(node: Node, sequence: Sequence) -> list[int]:
 
 
 def make_plan(sequence: Sequence) -> Plan:
-    """Plans the co-execution of a sequence."""
+    """Plans the co-execution of a sequence; puts nodes in place where that is needed."""
+    fail_in_time(sequence)
     return _Planner(sequence).plan
+
+
+def fail_in_time(sequence: Sequence) -> None:
+    """Puts ops in place that may fail before something that cannot be taken back.
+
+    A print, a random draw or a written file after a failed op must not happen, so Python has to
+    know in time. Besides ops that may fail by themselves, those count whose shapes depend on values
+    or on numbers that vary.
+    """
+    externals = sequence.trace.externals
+    uncertain: set[int] = set()
+    fallible: list[bool] = []
+    for node in sequence.trace.nodes:
+        takes_uncertain = any(
+            source.index in uncertain
+            if isinstance(source, Output)
+            else externals[source.index].varies and externals[source.index].dtype in INTEGERS
+            for source in node.inputs
+        )
+        if takes_uncertain or makes_shape_of_values(node.op):
+            uncertain.update(node.outputs)
+        fallible.append(takes_uncertain or may_fail(node.op))
+    visible = False
+    for node, may in zip(reversed(sequence.trace.nodes), reversed(fallible), strict=True):
+        if node.misses:
+            continue
+        if visible and may and not node.in_place:
+            node.effect = Effect.LOCAL if node.effect is Effect.PURE else Effect.BARRIER
+        visible = visible or effect_of(node.op) is Effect.LOCAL
 
 
 class _Planner:
@@ -75,7 +105,9 @@ class _Planner:
 
     def _cut(self, position: int) -> None:
         self.plan.boundaries.append(position)
-        kept = self.sequence.kept.get(position, frozenset())
+        kept = self.sequence.kept.get(position)
+        if kept is None:  # nobody has looked here, so all that is there may be held
+            kept = frozenset(o for o, k in enumerate(self.sequence.producers) if k < position)
         self.plan.fetched.update(output for output in kept if not self._in_place(output))
 
     def _look(self, output: int, position: int) -> None:

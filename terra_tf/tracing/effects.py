@@ -153,6 +153,9 @@ def makes_shape_of_values(op: str) -> bool:
     return op.startswith(_SHAPES_FROM_VALUES)
 
 
+INTEGERS = frozenset({3, 9})  # int32 and int64, in which sizes, axes and permutations are given
+
+
 def may_fail(op: str) -> bool:
     """Whether the op may raise depending on values, all shapes being certain."""
     return op not in _INFALLIBLE and op not in ASSIGNS and not op.startswith("ResourceApply")

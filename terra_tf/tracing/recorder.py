@@ -17,6 +17,7 @@ from terra_tf import native, tensorflow_internals
 from terra_tf.configuration import settings
 from terra_tf.tensorflow_internals import EagerTensor, dtype_and_shape
 from terra_tf.tracing.effects import (
+    INTEGERS,
     ON_VARIABLES,
     Effect,
     effect_of,
@@ -89,23 +90,8 @@ class Recorder:
     def finish(self) -> Trace:
         """Ends the recording; the tensors that the program kept become plain ones."""
         self.trace.kept[len(self.trace.nodes)] = self._kept_now()
-        self._fail_before_what_is_visible()
         self.abandon()
         return self.trace
-
-    def _fail_before_what_is_visible(self) -> None:
-        """Puts ops in place that may fail before something that cannot be taken back.
-
-        A print, a random draw or a written file after a failed op must not happen, so Python has to
-        know in time.
-        """
-        visible = False
-        for node in reversed(self.trace.nodes):
-            if node.misses:
-                continue
-            if visible and not node.in_place and (may_fail(node.op) or self._takes_uncertain(node)):
-                node.effect = Effect.LOCAL if node.effect is Effect.PURE else Effect.BARRIER
-            visible = visible or effect_of(node.op) is Effect.LOCAL
 
     def abandon(self) -> None:
         """Ends the recording without a trace."""
@@ -223,7 +209,8 @@ class Recorder:
         if runs_in_place(effect):
             return effect
         inputs = _tensors(args[3:] if call is Call.FAST_PATH else args[3])
-        if (may_fail(op) or self._is_uncertain(inputs)) and may_be_handled(self._loop):
+        fallible = may_fail(op) or self._is_uncertain(inputs) or self._takes_numbers(inputs)
+        if fallible and may_be_handled(self._loop):
             # The handler has to see the error, so the op runs where the handler is.
             return Effect.LOCAL if effect is Effect.PURE else Effect.BARRIER
         if tensorflow_internals.placed_elsewhere():
@@ -248,6 +235,12 @@ class Recorder:
         if tensorflow_internals.input_position(op, "indices") is not None:
             return certain
         return op.startswith("ResourceApply") and not self._is_uncertain(inputs)
+
+    def _takes_numbers(self, inputs: list[Any]) -> bool:
+        """Whether sizes or axes come from outside: others than these may not fit."""
+        return any(
+            x.dtype.as_datatype_enum in INTEGERS and self._output_of(x) is None for x in inputs
+        )
 
     def _is_uncertain(self, inputs: list[Any]) -> bool:
         return any(self._output_of(x) in self._uncertain for x in inputs)

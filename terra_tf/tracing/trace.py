@@ -254,7 +254,6 @@ def _same_node(a: Node, b: Node) -> bool:
         and a.call == b.call
         and a.misses == b.misses
         and a.fails == b.fails
-        and a.effect == b.effect
         and a.num_outputs == b.num_outputs
         and a.result == b.result
         and a.groups == b.groups
@@ -262,7 +261,10 @@ def _same_node(a: Node, b: Node) -> bool:
     if not alike or a.in_place:  # what runs in place takes whatever it is given
         return alike
     return (
-        a.inputs == b.inputs and len(a.args) == len(b.args) and all(map(_same_arg, a.args, b.args))
+        a.effect == b.effect
+        and a.inputs == b.inputs
+        and len(a.args) == len(b.args)
+        and all(map(_same_arg, a.args, b.args))
     )
 
 
