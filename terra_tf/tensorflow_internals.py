@@ -67,13 +67,14 @@ def install_tensor_views(
         return as_array(tensor)
 
     EagerTensor._numpy_internal = numpy_internal
-    to_capsule = pywrap_tfe.TFE_ToDlpackCapsule
+    for name in ("TFE_ToDlpackCapsule", "TFE_DlpackDevice"):
+        shown = getattr(pywrap_tfe, name)
 
-    def to_dlpack_capsule(tensor: Any) -> Any:
-        materialise(tensor)
-        return to_capsule(tensor)
+        def show(tensor: Any, _shown: Any = shown) -> Any:
+            materialise(tensor)
+            return _shown(tensor)
 
-    pywrap_tfe.TFE_ToDlpackCapsule = to_dlpack_capsule
+        setattr(pywrap_tfe, name, show)
 
 
 def context_capsule() -> Any:

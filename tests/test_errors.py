@@ -673,16 +673,6 @@ class Slow:
 SIZE = [1500, 1500]
 
 
-def test_ctrl_c_while_the_step_waits_for_a_value():
-    slow = Slow()
-    with interrupt_after(0.5) as times:
-        slow.step(tf.constant(SIZE))
-    assert times[1] - times[0] < 1
-    n = slow.calls
-    assert slow.state() == (n + 1, n + 1, n)  # eager reads behind both updates
-    assert co_executes(slow.step, lambda: slow.step(tf.constant([2, 2])))
-
-
 def test_ctrl_c_while_a_sync_waits():
     slow = Slow()
     slow.reads = False

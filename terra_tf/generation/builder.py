@@ -41,6 +41,39 @@ class _Segment:
     fallible: list[tf.Operation] = dataclasses.field(default_factory=list)
 
 
+class _LargeTensors:
+    """Keeps the executor from making all large tensors first that depend on nothing.
+
+    A graph may run in any order that its edges allow; eager frees a tensor after its last use. Each
+    large tensor waits until one made a few before it has been used.
+    """
+
+    _BYTES = 1 << 20
+    _AT_ONCE = 4
+
+    def __init__(self) -> None:
+        self._tensors: list[tf.Tensor] = []
+
+    def before(self, inputs: list[tf.Tensor]) -> tf.Operation | None:
+        """What an op that may make a large tensor of `inputs` has to come after."""
+        if len(self._tensors) < self._AT_ONCE:
+            return None
+        users = self._tensors[-self._AT_ONCE].consumers()
+        return users[-1] if users else None
+
+    def made(self, operation: tf.Operation) -> None:
+        """Notes the outputs of an op."""
+        for tensor in operation.outputs:
+            elements = tensor.shape.num_elements() if tensor.shape.rank is not None else None
+            if elements is not None and elements * max(tensor.dtype.size or 1, 1) >= self._BYTES:
+                self._tensors.append(tensor)
+
+
+def _is_certain(operation: tf.Operation) -> bool:
+    """Whether all shapes are known, so that they are known to fit."""
+    return all(t.shape.is_fully_defined() for t in (*operation.inputs, *operation.outputs))
+
+
 class GraphBuilder:
     """Adds the ops of one sequence to a graph; see the module's text."""
 
@@ -51,6 +84,7 @@ class GraphBuilder:
         self._slots = slots
         self.tensors: dict[int, tf.Tensor] = {}  # output -> graph tensor
         self._externals: dict[int, tf.Tensor] = {}
+        self._large = _LargeTensors()
         self._variables: dict[int, _Variable] = {}
         self.known: dict[int, tf.Tensor] = {}  # output -> its value, where it is certain
         self._ends: list[tf.Operation] = []  # what the function has to run to its end
@@ -95,18 +129,18 @@ class GraphBuilder:
         elif effect is Effect.WRITE:
             made = self._write(node, inputs, attrs)
         else:
-            operation = tensorflow_internals.create_graph_op(self._graph, node.op, inputs, attrs)
+            with self._after(self._large.before(inputs)):
+                operation = tensorflow_internals.create_graph_op(
+                    self._graph, node.op, inputs, attrs
+                )
             made = list(operation.outputs)
-            self._note_fallible(k, node, operation)
+            self._large.made(operation)
+            if self._plan.fallible[k] or not _is_certain(operation):
+                self._note_fallible(node, operation)
         for output, tensor in zip(node.outputs, made, strict=True):
             self._have(output, tensor)
 
-    def _note_fallible(self, k: int, node: Node, operation: tf.Operation) -> None:
-        certain = all(
-            tensor.shape.is_fully_defined() for tensor in (*operation.inputs, *operation.outputs)
-        )
-        if certain and not may_fail(node.op):
-            return
+    def _note_fallible(self, node: Node, operation: tf.Operation) -> None:
         self._all_fallible.append(operation)
         gate = max((self._plan.gate[output] for output in node.outputs), default=0)
         if gate <= self._segment_number:
@@ -158,7 +192,7 @@ class GraphBuilder:
         external = self._trace.externals[index]
         if external.kind is Kind.RESOURCE:
             return tensorflow_internals.capture(self._graph, external.tensor)
-        if external.kind is Kind.TENSOR or external.varies:
+        if external.fed:
             slot = self._slots.feed_of_external(index)
             return self._feed(slot, external.dtype, external.shape)
         with tf.init_scope():
@@ -181,14 +215,15 @@ class GraphBuilder:
         (resource,) = resources_of(node, self._sequence)
         variable = self._variable(resource)
         if variable.value is not None:
-            return [_read_value(node.op, variable.value, inputs, attrs)]
+            value = _read_value(node.op, variable.value, inputs, attrs)
+            if may_fail(node.op):
+                self._note_fallible(node, value.op)
+            return [value]
         with self._after(variable.write):
             operation = tensorflow_internals.create_graph_op(self._graph, node.op, inputs, attrs)
         variable.reads.append(operation)
         if may_fail(node.op):
-            self._all_fallible.append(operation)
-            if self._plan.gate[node.first_output] <= self._segment_number:
-                self._segment.fallible.append(operation)
+            self._note_fallible(node, operation)
         return list(operation.outputs)
 
     def _value(self, resource: int, dtype: tf.DType) -> tf.Tensor:

@@ -27,12 +27,14 @@ class Plan:
       barrier: for nodes in place that need it, the number of the boundary right before them.
       gate: per output.
       fetched: outputs that leave the graph.
+      fallible: per node, whether it may fail for some values.
     """
 
     boundaries: list[int]
     barrier: dict[int, int]
     gate: list[int]
     fetched: set[int]
+    fallible: list[bool]
 
     def __str__(self) -> str:
         cuts = ", ".join(map(str, self.boundaries))
@@ -51,16 +53,18 @@ def resources_of(node: Node, sequence: Sequence) -> list[int]:
 
 def make_plan(sequence: Sequence) -> Plan:
     """Plans the co-execution of a sequence; puts nodes in place where that is needed."""
-    fail_in_time(sequence)
-    return _Planner(sequence).plan
+    return _Planner(sequence, fail_in_time(sequence)).plan
 
 
-def fail_in_time(sequence: Sequence) -> None:
+def fail_in_time(sequence: Sequence) -> list[bool]:
     """Puts ops in place that may fail before something that cannot be taken back.
 
     A print, a random draw or a written file after a failed op must not happen, so Python has to
     know in time. Besides ops that may fail by themselves, those count whose shapes depend on values
     or on numbers that vary.
+
+    Returns:
+      Per node, whether it may fail.
     """
     externals = sequence.trace.externals
     uncertain: set[int] = set()
@@ -69,7 +73,7 @@ def fail_in_time(sequence: Sequence) -> None:
         takes_uncertain = any(
             source.index in uncertain
             if isinstance(source, Output)
-            else externals[source.index].varies and externals[source.index].dtype in INTEGERS
+            else externals[source.index].fed and externals[source.index].dtype in INTEGERS
             for source in node.inputs
         )
         if takes_uncertain or makes_shape_of_values(node.op):
@@ -82,13 +86,14 @@ def fail_in_time(sequence: Sequence) -> None:
         if visible and may and not node.in_place:
             node.effect = Effect.LOCAL if node.effect is Effect.PURE else Effect.BARRIER
         visible = visible or effect_of(node.op) is Effect.LOCAL
+    return fallible
 
 
 class _Planner:
-    def __init__(self, sequence: Sequence):
+    def __init__(self, sequence: Sequence, fallible: list[bool]):
         self.sequence = sequence
         trace = sequence.trace
-        self.plan = Plan([], {}, [0] * len(trace.outputs), set())
+        self.plan = Plan([], {}, [0] * len(trace.outputs), set(), fallible)
         self.variable_gate: dict[int, int] = {}  # external -> gate of the variable's value
         self.untouched_gate = 0  # of variables that nothing has touched since the last barrier
         reads = sorted(sequence.reads.values(), key=lambda read: read.position)

@@ -131,7 +131,7 @@ class ProgramWriter:
         if external.kind is Kind.RESOURCE:
             return (_OBJECT, -1, external.tensor, -1, external.dtype, (), b"", ())
         shape = external.shape
-        if external.kind is Kind.TENSOR or external.varies:
+        if external.fed:
             kind = _PYTHON_FEED if external.kind is Kind.NUMBER else _FEED
             feed = self._slots.feed_of_external(index)
             return (kind, feed, external.value, -1, external.dtype, shape, b"", ())

@@ -9,7 +9,7 @@
 namespace terra {
 namespace {
 
-std::atomic<int> g_unfinished{0}, g_failed{0};
+std::atomic<int> g_unfinished{0};
 std::mutex* g_all_mu = new std::mutex;
 auto* g_all = new std::vector<std::shared_ptr<Iteration>>;  // launched and not finished
 
@@ -68,17 +68,13 @@ void GraphRunner::Run(std::shared_ptr<State> state) {
       std::lock_guard<std::mutex> lock(state->mu);
       state->running = nullptr;
     }
-    // Out of the list first: whoever sees the iteration finished must not find it unfinished here.
+    // Off the list only then: whoever has waited for it knows how it ended.
+    launch.iteration->Finish(status);
     {
       std::lock_guard<std::mutex> lock(*g_all_mu);
       g_all->erase(std::find(g_all->begin(), g_all->end(), launch.iteration));
     }
-    if (!status.ok() && launch.iteration->closed) {
-      state->failures->fetch_add(1);
-      g_failed.fetch_add(1);
-    }
     g_unfinished.fetch_sub(1);
-    launch.iteration->Finish(status);
   }
 }
 
@@ -105,11 +101,11 @@ absl::Status GraphRunner::Execute(TFE_Context* ctx, const Launched& launch) {
 
 bool GraphRunner::AnyUnfinished() { return g_unfinished.load(std::memory_order_relaxed) > 0; }
 
-bool GraphRunner::AnyFailed() { return g_failed.load(std::memory_order_relaxed) > 0; }
+bool GraphRunner::AnyFailed() { return Iteration::all_failures.load() > 0; }
 
 void GraphRunner::MarkRecovered(Iteration& iteration) {
   iteration.failures->fetch_sub(1);
-  g_failed.fetch_sub(1);
+  Iteration::all_failures.fetch_sub(1);
 }
 
 bool GraphRunner::WaitClosed(int milliseconds) {

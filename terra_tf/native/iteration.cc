@@ -165,11 +165,25 @@ SlotState Iteration::Peek(int slot, Tensor* value) {
   return finished() ? SlotState::kFailed : SlotState::kPending;
 }
 
+std::atomic<int> Iteration::all_failures{0};
+
+void Iteration::CountFailure() {
+  failures->fetch_add(1);
+  all_failures.fetch_add(1);
+}
+
+void Iteration::MarkClosed() {
+  std::lock_guard<std::mutex> lock(mu_);
+  closed = true;
+  if (finished() && !status_.ok()) CountFailure();
+}
+
 void Iteration::Finish(const absl::Status& status) {
   std::vector<Waiter> orphans;
   {
     std::lock_guard<std::mutex> lock(mu_);
     status_ = status;
+    if (closed && !status.ok()) CountFailure();  // first: whoever sees the end sees how it ended
     finished_.store(true, std::memory_order_release);
     for (Slot& slot : slots_) {
       for (Waiter& waiter : slot.waiters) orphans.push_back(std::move(waiter));

@@ -48,8 +48,10 @@ class Iteration : public std::enable_shared_from_this<Iteration> {
   Walk* walk = nullptr;
   // Python has left the iteration and every gate is open: the graph ends without Python's help.
   std::atomic<bool> closed{false};
-  // Failures of the GraphRunner that runs it which were not recovered yet.
+  // Failures of the GraphRunner that runs it which were not recovered yet, and those of all runners.
+  // A failure counts once the iteration is closed: before that, Python meets it by itself.
   std::shared_ptr<std::atomic<int>> failures;
+  static std::atomic<int> all_failures;
 
   // Fills a slot once and resumes whoever waits for it.
   void Set(int slot, tensorflow::Tensor value);
@@ -62,6 +64,8 @@ class Iteration : public std::enable_shared_from_this<Iteration> {
   SlotState Wait(int slot, int milliseconds, tensorflow::Tensor* value);
   SlotState Peek(int slot, tensorflow::Tensor* value);
 
+  // Python has left; the caller opens the gates afterwards.
+  void MarkClosed();
   // The graph's end. `WaitFinished` returns whether it came in time.
   void Finish(const absl::Status& status);
   bool WaitFinished(int milliseconds);
@@ -87,6 +91,7 @@ class Iteration : public std::enable_shared_from_this<Iteration> {
   };
   void Abandon(int slot, tensorflow::OpKernelContext* ctx);
   void CountWaiter(int change);  // holds mu_
+  void CountFailure();           // holds mu_
 
   std::mutex mu_;
   std::condition_variable changed_;

@@ -337,7 +337,7 @@ bool Walk::End() {
     return false;
   }
   // First closed, then opened: whoever waits for closed iterations must not overlook this one.
-  iteration->closed = true;
+  iteration->MarkClosed();
   PassBoundaries(program->boundaries.size(), -1);
   Close();
   return true;

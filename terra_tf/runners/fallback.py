@@ -14,6 +14,7 @@ import tensorflow as tf
 from terra_tf import tensorflow_internals
 from terra_tf.generation.generated import GeneratedGraph
 from terra_tf.tracegraph.sequence import Sequence
+from terra_tf.tracing.effects import Effect
 from terra_tf.tracing.trace import Kind, Node, Output, Outside
 
 
@@ -35,13 +36,25 @@ class Replay:
         """
         self._walk.complete_boundaries()
         self._walk.stop_graph(self._taken_from_before_the_base())
-        for k in range(self._walk.base, self._walk.cursor):
-            node = self._trace.nodes[k]
-            if node.misses or node.in_place:
-                continue
+        for node in self._needed_nodes():
             for output, tensor in zip(node.outputs, self._execute(node), strict=True):
                 self._made[output] = tensor
                 self._walk.settle(output, tensor)
+
+    def _needed_nodes(self) -> list[Node]:
+        """What has effects, may fail or makes what Python holds, and what that takes; in order."""
+        wanted = set(self._walk.alive())
+        fallible = self._graph.plan.fallible
+        nodes = []
+        for k in reversed(range(self._walk.base, self._walk.cursor)):
+            node = self._trace.nodes[k]
+            if node.misses or node.in_place:
+                continue
+            needed = node.effect in (Effect.ASSIGN, Effect.WRITE) or fallible[k]
+            if needed or not wanted.isdisjoint(node.outputs):
+                nodes.append(node)
+                wanted.update(s.index for s in node.inputs if isinstance(s, Output))
+        return nodes[::-1]
 
     def _taken_from_before_the_base(self) -> list[int]:
         """Outputs that nodes to be replayed take from nodes that are not."""

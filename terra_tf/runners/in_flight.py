@@ -50,9 +50,9 @@ def settle_finished(lead: int) -> None:
 def drop_finished() -> None:
     """Forgets what has ended well; recovers what has failed."""
     with _lock:
+        # `finished` is asked before `failed`: what ends in between is looked at next time.
+        _iterations[:] = [i for i in _iterations if not i.walk.finished or i.walk.failed]
         failed = any(iteration.walk.failed for iteration in _iterations)
-        if not failed:
-            _iterations[:] = [i for i in _iterations if not i.walk.finished]
     if failed:
         recover(-1)
     _tell(threading.get_ident())

@@ -102,6 +102,11 @@ class External:
     content: bytes = b""
     varies: bool = False
 
+    @property
+    def fed(self) -> bool:
+        """Whether a graph gets the value anew in each iteration."""
+        return self.kind is Kind.TENSOR or self.varies
+
     def fits(self, other: External) -> bool:
         """Whether a graph that was made with one can be run with the other."""
         if (self.kind, self.dtype, self.shape) != (other.kind, other.dtype, other.shape):
