@@ -1,6 +1,10 @@
 """What a user calls: `terra.function`, `terra.iterate`, settings."""
 
 import gc
+import os
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import tensorflow as tf
@@ -106,3 +110,130 @@ def test_a_try_around_a_loop_does_not_put_the_ops_of_its_body_in_place():
     (region,) = [r for r in api._loops.values() if r.name == "loop in a try"]
     (sequence,) = region.runner.tracegraph.sequences
     assert [node.op for node in sequence.trace.nodes if node.in_place] == []
+
+
+# ---------------------------------------------------------------- options and snapshots
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"numerics": "exact"}, ValueError, "numerics must be"),
+        ({"on_new_trace": "raise"}, ValueError, "on_new_trace must be"),
+        ({"max_graphs": 0}, ValueError, "max_graphs must be"),
+    ],
+)
+def test_a_wrong_option_is_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        terra.function(lambda x: x, **options)
+
+
+def test_what_is_not_callable_is_refused():
+    with pytest.raises(TypeError, match="takes a callable, not int"):
+        terra.function(3)
+
+
+def test_a_new_trace_can_raise_with_the_state_of_eager():
+    total, branch = tf.Variable(0.0), [False]
+
+    @terra.function(on_new_trace="error")
+    def step(x):
+        total.assign_add(x)
+        y = x * 2.0
+        return tf.sin(y) if branch[0] else tf.cos(y)
+
+    for _ in range(6):
+        step(tf.constant(1.0))
+    assert step.stats().coexecuted > 0
+    branch[0] = True
+    with pytest.raises(terra.NewTraceError, match=r"Expected: Cos at .*test_api\.py"):
+        step(tf.constant(1.0))
+    assert float(total) == 7.0
+    branch[0] = False
+    assert float(step(tf.constant(0.0))) == 1.0
+
+
+def test_stats_are_a_snapshot_and_can_be_zeroed():
+    step = terra.function(lambda x: x + 1.0, name="one")
+    for _ in range(6):
+        step(tf.constant(1.0))
+    stats = step.stats()
+    assert stats.traced == 2
+    assert stats.coexecuted == 4
+    assert stats.graphs == 1
+    step(tf.constant(1.0))
+    assert stats.coexecuted == 4  # a snapshot
+    stats.reset()
+    assert step.stats().coexecuted == 0
+    assert "'one'" in terra.explain(step)
+    assert [graph.name for graph in step.graphs()]
+
+
+def test_no_more_than_max_graphs_are_kept():
+    step = terra.function(lambda x: x * 2.0, max_graphs=2)
+    for size in (1, 2, 3, 4):
+        for _ in range(4):
+            assert step(tf.ones([size])).shape == (size,)
+    assert len(step.graphs()) <= 2
+
+
+# ---------------------------------------------------------------- whole processes
+
+
+def run_script(text, **environment):
+    """Runs a script in a process of its own; returns (exit code, stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+TRAINING = """
+    weights = tf.Variable(tf.ones([4, 4]))
+
+    @terra.function
+    def step(x):
+        weights.assign_sub(0.1 * tf.matmul(x, weights))
+        return tf.reduce_sum(weights)
+
+    values = [float(step(tf.ones([4, 4]) * (turn / 10))) for turn in range(8)]
+    print(values, step.stats().coexecuted)
+"""
+
+
+def test_one_inter_op_thread_is_enough():
+    head = """
+    import tensorflow as tf
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    import terra_tf as terra
+    """
+    code, text, errors = run_script(head + TRAINING)
+    assert code == 0, errors
+    assert int(text.split()[-1]) > 0
+    _, eager, _ = run_script(head + TRAINING, TERRA_DISABLE="1")
+    assert eager.rsplit(maxsplit=1)[0] == text.rsplit(maxsplit=1)[0]
+    assert eager.split()[-1] == "0"
+
+
+def test_without_the_native_core_everything_is_eager_with_one_warning():
+    head = """
+    import sys
+    sys.modules["terra_tf.native._core"] = None  # makes its import fail
+    import tensorflow as tf
+    import terra_tf as terra
+    """
+    code, text, errors = run_script(head + TRAINING)
+    assert code == 0, errors
+    assert text.split()[-1] == "0"
+    assert errors.count("RuntimeWarning") == 1
+    assert "pip install --no-build-isolation" in errors
+
+
+def test_importing_the_package_does_not_import_tensorflow():
+    code, text, _ = run_script("import sys, terra_tf; print('tensorflow' in sys.modules)")
+    assert (code, text.strip()) == (0, "False")
