@@ -181,14 +181,22 @@ def test_iterations_leave_memory_flat():
     assert measured["kilobytes"] < LIMIT, measured
 
 
-@pytest.mark.parametrize("change", [change for change in CHANGES if change != "none"])
+SOAKS = {"read", "exception", "shared variables"}  # long ones that a sample stands for
+
+
+def sampled(kinds):
+    """Parameters of which the long ones run under `--full` only."""
+    return [pytest.param(k, marks=pytest.mark.full if k in SOAKS else ()) for k in kinds]
+
+
+@pytest.mark.parametrize("change", sampled(change for change in CHANGES if change != "none"))
 def test_fallbacks_leave_memory_flat(change):
     measured = run(TRAINING + CHANGES[change] + LOOP)
     assert measured["fallen_back"] > 150, measured
     assert measured["kilobytes"] < LIMIT, measured
 
 
-@pytest.mark.parametrize("kind", ["variables of its own", "shared variables"])
+@pytest.mark.parametrize("kind", sampled(["variables of its own", "shared variables"]))
 def test_re_created_steps_leave_memory_flat(kind):
     make = "Training()" if kind == "variables of its own" else "shared"
     program = f"""

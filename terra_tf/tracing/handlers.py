@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import dis
 import functools
 import linecache
 import sys
@@ -48,10 +49,19 @@ def may_be_handled(loop: Loop | None) -> bool:
             return False
         if loop is not None and code is loop.code:
             return _in_block(code.co_filename, frame.f_lineno, outside=loop.line)
-        if is_users(code.co_filename) and _in_block(code.co_filename, frame.f_lineno):
+        users = is_users(code.co_filename)
+        if users and _has_blocks(code) and _in_block(code.co_filename, frame.f_lineno):
             return True
         frame = frame.f_back
     return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_blocks(code: CodeType) -> bool:
+    """Whether the code has any `try` or `with` at all; no source is needed for that."""
+    if sys.version_info >= (3, 11):
+        return bool(code.co_exceptiontable)
+    return any(i.opname in ("SETUP_FINALLY", "SETUP_WITH") for i in dis.get_instructions(code))
 
 
 def _in_block(filename: str, line: int, outside: int = 0) -> bool:
