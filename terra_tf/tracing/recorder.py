@@ -89,7 +89,7 @@ class Recorder:
 
     def finish(self) -> Trace:
         """Ends the recording; the tensors that the program kept become plain ones."""
-        self.trace.kept[len(self.trace.nodes)] = self._kept_now()
+        self._note_kept()
         self.abandon()
         return self.trace
 
