@@ -10,6 +10,7 @@ namespace terra {
 namespace {
 
 std::atomic<int> g_unfinished{0};
+std::atomic<bool> g_forked{false};
 std::mutex* g_all_mu = new std::mutex;
 auto* g_all = new std::vector<std::shared_ptr<Iteration>>;  // launched and not finished
 
@@ -21,6 +22,10 @@ GraphRunner::GraphRunner(TFE_Context* ctx) : state_(std::make_shared<State>()) {
 }
 
 GraphRunner::~GraphRunner() {
+  if (g_forked) {  // its locks may be held by threads that are gone
+    new std::shared_ptr<State>(state_);
+    return;
+  }
   {
     std::lock_guard<std::mutex> lock(state_->mu);
     state_->stopping = true;
@@ -102,6 +107,12 @@ absl::Status GraphRunner::Execute(TFE_Context* ctx, const Launched& launch) {
 bool GraphRunner::AnyUnfinished() { return g_unfinished.load(std::memory_order_relaxed) > 0; }
 
 bool GraphRunner::AnyFailed() { return Iteration::all_failures.load() > 0; }
+
+void GraphRunner::ForgetAll() {
+  g_forked = true;
+  g_unfinished = 0;
+  Iteration::all_failures = 0;
+}
 
 void GraphRunner::MarkRecovered(Iteration& iteration) {
   iteration.failures->fetch_sub(1);

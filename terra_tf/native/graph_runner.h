@@ -33,6 +33,8 @@ class GraphRunner {
   // Whether a closed iteration has failed and was not recovered yet.
   static bool AnyFailed();
   static void MarkRecovered(Iteration& iteration);
+  // For a forked child, which has none of the threads: nothing is unfinished, nothing is waited for.
+  static void ForgetAll();
 
  private:
   struct Launched {

@@ -191,6 +191,7 @@ void BindSession(py::module_& m) {
     return is_async;
   });
   m.def("in_region", [] { return CurrentSession().mode != Mode::kOutside; });
+  m.def("forget_all", &GraphRunner::ForgetAll);
   m.def("suspended", [] { return CurrentSession().suspended > 0; });
   m.def("suspend", [] { ++CurrentSession().suspended; });
   m.def("resume", [] { --CurrentSession().suspended; });

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _lock = threading.RLock()
 _iterations: list[CoExecutedIteration] = []
 _recovering = threading.local()
+_forgotten: list[CoExecutedIteration] = []
 _errors: dict[int, list[Exception]] = {}  # thread -> what it has yet to be told
 
 
@@ -90,6 +91,12 @@ def recover(_: int) -> None:
     finally:
         _recovering.active = False
     _tell(threading.get_ident())
+
+
+def forget_all() -> None:
+    """For a forked child: what its parent has in flight is not its own."""
+    _forgotten.extend(_iterations)  # kept alive: their locks may be held by threads that are gone
+    _iterations.clear()
 
 
 def wait_for_all() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import traceback
 import warnings
 from collections.abc import Sequence as Tensors
 from typing import Any
@@ -170,26 +171,35 @@ def _shared(sequence: Sequence) -> bool:
 
 
 _initialised = False
+_owner = 0  # the process that has initialised
 
 
 def initialise() -> None:
     """Readies the native core; before the first iteration of the process."""
-    global _initialised
+    global _initialised, _owner
     if not _initialised:
         native.initialise(in_flight.recover)
         if native.core is None:
             return
         atexit.register(_shut_down)
         os.register_at_fork(after_in_child=_in_forked_child)
-        _initialised = True
+        _initialised, _owner = True, os.getpid()
 
 
 def _shut_down() -> None:
     """Lets what is on its way finish, so that no graph runs into the interpreter's end."""
+    if os.getpid() != _owner:  # a forked child has no graphs of its own
+        return
     in_flight.wait_for_all()
+    try:
+        in_flight.drop_finished()
+    except Exception as error:  # nobody is left to raise it to
+        traceback.print_exception(error)
     stop_graph_runner()
 
 
 def _in_forked_child() -> None:
     """A forked child has none of its parent's threads: it stays eager."""
     settings.disabled = True
+    native.core.forget_all()
+    in_flight.forget_all()

@@ -119,7 +119,7 @@ def layer_stateful_rnn(terra):
     yield model, layer.states
 
 
-@program(keras="both")
+@program(fallbacks=(0, 1), keras="both")  # a cycle may hold a tensor until it is collected
 def layer_attention_block(terra):
     """A Transformer block: MultiHeadAttention with a causal mask, dropout, normalisation."""
     keras = tf.keras
