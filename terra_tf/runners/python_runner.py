@@ -182,7 +182,8 @@ def initialise() -> None:
         if native.core is None:
             return
         atexit.register(_shut_down)
-        os.register_at_fork(after_in_child=_in_forked_child)
+        # A child inherits whatever locks a running graph holds, so none may run just then.
+        os.register_at_fork(before=in_flight.wait_for_all, after_in_child=_in_forked_child)
         _initialised, _owner = True, os.getpid()
 
 
