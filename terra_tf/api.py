@@ -63,7 +63,10 @@ class _Region:
             name, max_graphs=max_graphs, exact=numerics == "eager", on_new_trace=on_new_trace
         )
         graph = self.runner.tracegraph
-        self.source = Source(self.runner.counters, lambda: (graph.traces, graph.nodes))
+        self.source = Source(
+            self.runner.counters,
+            lambda: (graph.traces, graph.nodes, graph.branches, graph.loops),
+        )
         register(self, self.source)
 
     def outermost(self) -> bool:

@@ -9,6 +9,7 @@ shows at once which one it broke.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import tensorflow as tf
 from tensorflow.core.function.polymorphism import function_type as function_type_lib
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import context
+from tensorflow.python.eager import backprop, context
 from tensorflow.python.eager import core as eager_core
 from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.framework import func_graph as func_graph_lib
@@ -118,6 +119,47 @@ def input_position(op_type: str, name: str) -> int | None:
     return names.index(name) if name in names else None
 
 
+class _Gradients(threading.local):
+    """The forward ops whose gradient functions this thread's tapes are in, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[str, Any, Any]] = []
+        self.finished: tuple[str, Any, Any] | None = None
+
+
+_gradients = _Gradients()
+
+
+def gradient_in_progress() -> tuple[str, Any, Any] | None:
+    """(op type, inputs, outputs) of the forward op whose gradient is being computed, or None.
+
+    Inputs and outputs are None, or None in part, where the gradient does not need them.
+    """
+    return _gradients.stack[-1] if _gradients.stack else None
+
+
+def gradient_finished() -> tuple[str, Any, Any] | None:
+    """The same for the forward op whose gradient function returned last; it is told once."""
+    finished, _gradients.finished = _gradients.finished, None
+    return finished
+
+
+def install_gradient_watch() -> None:
+    """Makes the gradient in progress known; once per process."""
+    original = backprop._gradient_function
+    gradients = _gradients
+
+    def gradient_function(op: str, attrs: Any, count: int, inputs: Any, outputs: Any, *rest: Any):
+        stack = gradients.stack
+        stack.append((op, inputs, outputs))
+        try:
+            return original(op, attrs, count, inputs, outputs, *rest)
+        finally:
+            gradients.finished = stack.pop()
+
+    pywrap_tfe.TFE_Py_RegisterGradientFunction(gradient_function)
+
+
 def add_op_callback(callback: Callable[..., Any]) -> None:
     """Has `callback(op_type, inputs, attrs, outputs, name)` called after each op of this thread."""
     context.context().add_op_callback(callback)
@@ -145,16 +187,19 @@ def op_def(op_type: str) -> Any:
     return op_def_registry.get(op_type)
 
 
-def execute_raw(
+def raw_call(
     op_type: str, inputs: Sequence[tf.Tensor], attrs: Sequence[Any], num_outputs: int
-) -> list[tf.Tensor]:
-    """Executes an op eagerly, unseen by tapes and callbacks.
+) -> tuple[Callable[..., list[tf.Tensor]], tuple[Any, ...]]:
+    """The call that executes an op eagerly, unseen by tapes and callbacks.
 
     Args:
       op_type: name of a registered op.
       inputs: flat input tensors.
       attrs: alternating names and values, as tapes and op callbacks get them.
       num_outputs: flat number of outputs.
+
+    Returns:
+      A built-in function, which returns a flat list of tensors, and its arguments.
     """
     given = {}
     for name, value in zip(attrs[::2], attrs[1::2], strict=True):
@@ -162,7 +207,7 @@ def execute_raw(
             given[name] = value
     flat = tuple(item for pair in given.items() for item in pair)
     handle = context.context()._handle
-    return pywrap_tfe.TFE_Py_Execute(handle, None, op_type, list(inputs), flat, num_outputs)
+    return pywrap_tfe.TFE_Py_Execute, (handle, None, op_type, list(inputs), flat, num_outputs)
 
 
 def status_error(error: BaseException) -> Exception:
@@ -211,19 +256,19 @@ class GeneratedFunction:
         self,
         name: str,
         argument: tf.TensorSpec,
-        build: Callable[[tf.Graph, tf.Tensor], tf.Operation],
+        build: Callable[[tf.Graph, tf.Tensor], list[tf.Operation]],
     ):
         """Builds the graph.
 
         Args:
           name: base of the function's name.
           argument: spec of the only explicit argument.
-          build: called with the graph and the argument; returns the op at which the function ends.
+          build: called with the graph and the argument; returns the ops that have to run.
         """
         last: list[tf.Operation] = []
 
         def body(value: tf.Tensor) -> None:
-            last.append(build(tf.compat.v1.get_default_graph(), value))
+            last.extend(build(tf.compat.v1.get_default_graph(), value))
 
         graph = func_graph_lib.func_graph_from_py_func(
             name, body, (), {}, signature=[argument], add_control_dependencies=False

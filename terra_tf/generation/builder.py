@@ -1,44 +1,26 @@
 """Builds the graph of a planned sequence.
 
-Ops are added one by one in program order. Variables are handled as values: an assignment gives the
-variable a new symbolic value, later reads in the same iteration use that value, and what the
-variable itself gets is committed behind the segment's gate. Ops that update variables in place wait
-behind the gate as a whole. Order between reads and writes is kept by control edges made by hand.
+Ops are added one by one in program order, block by block (`blocks`) and segment by segment (`plan`);
+`variables` knows what each variable holds. There are no automatic control dependencies: whatever has
+to come after something else gets a control edge here.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from terra_tf import tensorflow_internals
+from terra_tf.generation.blocks import OpenBlock
 from terra_tf.generation.plan import Plan, resources_of
 from terra_tf.generation.slots import Slots
-from terra_tf.tracegraph.sequence import Sequence
+from terra_tf.generation.variables import Variables
+from terra_tf.tracegraph.sequence import Block, Sequence
 from terra_tf.tracing.effects import Effect, may_fail
-from terra_tf.tracing.trace import Kind, Node, Output, Outside
+from terra_tf.tracing.trace import Kind, Node, Output, Outside, Shape
 
 _SMALL = 32  # elements of a tensor that is a shape or part of one
-
-
-@dataclasses.dataclass
-class _Variable:
-    """What the graph knows of a variable at one point of the program."""
-
-    value: tf.Tensor | None = None  # symbolic value, if an assignment has made one
-    dirty: bool = False  # `value` is not committed yet
-    reads: list[tf.Operation] = dataclasses.field(default_factory=list)  # since the last write
-    write: tf.Operation | None = None  # the last op that wrote it
-
-
-@dataclasses.dataclass
-class _Segment:
-    """The effects between two boundaries."""
-
-    gate: tf.Operation  # a NoOp behind the TerraGate and behind all of the segment that may fail
-    effects: list[tf.Operation] = dataclasses.field(default_factory=list)
-    fallible: list[tf.Operation] = dataclasses.field(default_factory=list)
 
 
 class _LargeTensors:
@@ -69,9 +51,17 @@ class _LargeTensors:
                 self._tensors.append(tensor)
 
 
-def _is_certain(operation: tf.Operation) -> bool:
-    """Whether all shapes are known, so that they are known to fit."""
-    return all(t.shape.is_fully_defined() for t in (*operation.inputs, *operation.outputs))
+class _BlockParts:
+    """What is collected while the ops of one block are added."""
+
+    def __init__(self) -> None:
+        self.large = _LargeTensors()
+        self.externals: dict[int, tf.Tensor] = {}
+        self.feeds: dict[int, tf.Tensor] = {}  # output of an op in place -> its feed
+        self.effects: list[tf.Operation] = []
+        self.fallible: list[tf.Operation] = []  # what the segment's effects have to wait for
+        self.fallible_later: list[tf.Operation] = []  # what they need not
+        self.ends: list[tf.Operation] = []  # what the function has to run, or it is pruned
 
 
 class GraphBuilder:
@@ -83,34 +73,87 @@ class GraphBuilder:
         self._plan = plan
         self._slots = slots
         self.tensors: dict[int, tf.Tensor] = {}  # output -> graph tensor
-        self._externals: dict[int, tf.Tensor] = {}
-        self._large = _LargeTensors()
-        self._variables: dict[int, _Variable] = {}
         self.known: dict[int, tf.Tensor] = {}  # output -> its value, where it is certain
-        self._ends: list[tf.Operation] = []  # what the function has to run to its end
-        self._all_fallible: list[tf.Operation] = []
-        self._untouched: tf.Operation | None = None  # what a variable's first access comes after
         self.static: dict[int, bool] = {}  # output -> its shape is certain before it is computed
+        self._always = _BlockParts()  # of the blocks that are never skipped
+        self._parts = self._always
+        self._ends: list[tf.Operation] = []  # what the function has to run to its end
+        self._kept: list[tf.Operation] = []  # what must not be pruned from it
+        self._all_fallible: list[tf.Operation] = []
 
-    def build(self, graph: tf.Graph, iteration: tf.Tensor) -> tf.Operation:
-        """Adds everything; returns the op at which the graph ends."""
+    def build(self, graph: tf.Graph, iteration: tf.Tensor) -> list[tf.Operation]:
+        """Adds everything; returns the ops that must not be pruned, the last one first."""
         self._graph = graph
         self._iteration = iteration
+        self._variables = Variables(graph, lambda resource: self._input(Outside(resource)))
         boundaries = iter(enumerate(self._plan.boundaries))
         number, position = next(boundaries)
-        self._segment = self._open_segment(number)
-        for k, node in enumerate(self._trace.nodes):
-            while position == k:
+        self._open_segment(number)
+        for block_number, block in enumerate(self._plan.blocks):
+            while position == block.start and number < len(self._plan.boundaries) - 1:
                 self._close_segment(number)
                 number, position = next(boundaries)
-                self._segment = self._open_segment(number)
-            if not node.misses and not node.in_place:
-                self._add_node(k, node)
+                self._open_segment(number)
+            if block.optional:
+                self._add_optional_block(block_number, block)
+            else:
+                self._add_nodes(block)
+        for _ in range(number, len(self._plan.boundaries) - 1):
+            self._close_segment(number)
+            number, _ = next(boundaries)
+            self._open_segment(number)
         self._close_segment(number)
         with graph.control_dependencies(self._all_fallible):
             checked = self._op("TerraSegmentDone", [iteration], slot=self._slots.checked)
         with graph.control_dependencies([*self._ends, checked]):
-            return tf.no_op()
+            return [tf.no_op(), *self._kept]
+
+    # --- blocks ---
+
+    def _add_nodes(self, block: Block) -> None:
+        for k in range(block.start, block.end):
+            node = self._trace.nodes[k]
+            if k in self._plan.barrier:
+                slot = self._slots.resume(self._plan.barrier[k])
+                self._variables.forget(self._op("TerraGate", [self._iteration], slot=slot))
+            if not node.misses and not node.in_place:
+                self._add_node(k, node)
+        if self._parts is self._always:
+            self._end_parts(lambda operations: operations)
+
+    def _add_optional_block(self, number: int, block: Block) -> None:
+        nodes = self._trace.nodes[block.start : block.end]
+        updated = {
+            resource
+            for node in nodes
+            if node.effect is Effect.WRITE
+            for resource in resources_of(node, self._sequence)
+        }
+        for resource in self._variables.dirty(updated):
+            self._effects.append(self._variables.commit(resource, self._gate))
+        slot = self._slots.taken(number)
+        opened = OpenBlock(self._graph, self._feed(slot, tf.bool.as_datatype_enum, ()))
+        self._variables.open_block()
+        self._parts = _BlockParts()
+        with self._graph.control_dependencies([opened.taken]):
+            self._add_nodes(block)
+        self._variables.close_block(opened)
+        self._end_parts(lambda operations: [opened.end(operations)])
+        self._parts = self._always
+
+    def _end_parts(self, end: Callable[[list[tf.Operation]], list[tf.Operation]]) -> None:
+        """Hands on what has to come after the block; `end` gives ops that may be waited for."""
+        parts = self._parts
+        if parts.effects:
+            self._effects += end(parts.effects)
+        if parts.fallible:
+            ends = end(parts.fallible)
+            self._fallible += ends
+            self._all_fallible += ends
+        if parts.fallible_later:
+            self._all_fallible += end(parts.fallible_later)
+        self._kept += parts.ends
+        parts.effects, parts.fallible, parts.fallible_later, parts.ends = [], [], [], []
 
     # --- ops ---
 
@@ -129,22 +172,36 @@ class GraphBuilder:
         elif effect is Effect.WRITE:
             made = self._write(node, inputs, attrs)
         else:
-            with self._after(self._large.before(inputs)):
+            before = self._parts.large.before(inputs)
+            with self._graph.control_dependencies([] if before is None else [before]):
                 operation = tensorflow_internals.create_graph_op(
                     self._graph, node.op, inputs, attrs
                 )
             made = list(operation.outputs)
-            self._large.made(operation)
-            if self._plan.fallible[k] or not _is_certain(operation):
+            self._parts.large.made(operation)
+            if self._plan.fallible[k] or not self._is_certain(node, operation):
                 self._note_fallible(node, operation)
         for output, tensor in zip(node.outputs, made, strict=True):
             self._have(output, tensor)
 
+    def _is_certain(self, node: Node, operation: tf.Operation) -> bool:
+        """Whether its shapes are known to fit: all are fixed, or checked when it is matched."""
+        if self._plan.uncertain.isdisjoint(node.outputs) and self._is_inferable(node):
+            return True
+        return all(t.shape.is_fully_defined() for t in (*operation.inputs, *operation.outputs))
+
+    def _is_inferable(self, node: Node) -> bool:
+        return all(
+            not isinstance(source, Output) or source.index not in self._plan.uncertain
+            for source in node.inputs
+        )
+
     def _note_fallible(self, node: Node, operation: tf.Operation) -> None:
-        self._all_fallible.append(operation)
         gate = max((self._plan.gate[output] for output in node.outputs), default=0)
-        if gate <= self._segment_number:
-            self._segment.fallible.append(operation)
+        if gate <= self._segment:
+            self._parts.fallible.append(operation)
+        else:
+            self._parts.fallible_later.append(operation)
 
     def _have(self, output: int, tensor: tf.Tensor) -> None:
         self.tensors[output] = tensor
@@ -153,7 +210,14 @@ class GraphBuilder:
         if self._value_is_certain(output, tensor):
             return
         # Whoever asks for a shape that only the graph knows has to get it from the value.
-        if output in self._plan.fetched or not self.static[output]:
+        by_value = output in self._plan.uncertain or all(
+            t.shape.is_fully_defined() for t in tensor.op.inputs
+        )
+        if (
+            (by_value and not self.static[output])
+            or output in self._plan.fetched
+            or output in self._plan.selected
+        ):
             self._fetch(output, tensor)
 
     def _value_is_certain(self, output: int, tensor: tf.Tensor) -> bool:
@@ -171,7 +235,7 @@ class GraphBuilder:
 
     def _fetch(self, output: int, tensor: tf.Tensor) -> None:
         slot = self._slots.fetch(output)
-        self._ends.append(
+        self._parts.ends.append(
             self._op("TerraFetch", [self._iteration, tensor], slot=slot, T=tensor.dtype)
         )
 
@@ -179,19 +243,28 @@ class GraphBuilder:
 
     def _input(self, source: Output | Outside) -> tf.Tensor:
         if isinstance(source, Outside):
-            if source.index not in self._externals:
-                self._externals[source.index] = self._external(source.index)
-            return self._externals[source.index]
-        if source.index not in self.tensors:  # made in place: comes back as a feed
-            info = self._trace.outputs[source.index]
-            slot = self._slots.feed_of_output(source.index)
-            self.tensors[source.index] = self._feed(slot, info.dtype, info.shape)
-        return self.tensors[source.index]
+            for parts in (self._always, self._parts):
+                if source.index in parts.externals:
+                    return parts.externals[source.index]
+            tensor = self._external(source.index)
+            is_resource = self._trace.externals[source.index].kind is Kind.RESOURCE
+            parts = self._always if is_resource else self._parts
+            return parts.externals.setdefault(source.index, tensor)
+        if source.index in self.tensors:
+            return self.tensors[source.index]
+        for parts in (self._always, self._parts):
+            if source.index in parts.feeds:
+                return parts.feeds[source.index]
+        # Made in place: comes back as a feed.
+        info = self._trace.outputs[source.index]
+        slot = self._slots.feed_of_output(source.index)
+        return self._parts.feeds.setdefault(source.index, self._feed(slot, info.dtype, info.shape))
 
     def _external(self, index: int) -> tf.Tensor:
         external = self._trace.externals[index]
         if external.kind is Kind.RESOURCE:
-            return tensorflow_internals.capture(self._graph, external.tensor)
+            with self._graph.control_dependencies(None):
+                return tensorflow_internals.capture(self._graph, external.tensor)
         if external.fed:
             slot = self._slots.feed_of_external(index)
             return self._feed(slot, external.dtype, external.shape)
@@ -199,51 +272,34 @@ class GraphBuilder:
             value = external.tensor.numpy()
         return tf.constant(value, dtype=external.dtype, shape=external.shape)
 
-    def _feed(self, slot: int, dtype: int, shape: tuple[int, ...]) -> tf.Tensor:
+    def _feed(self, slot: int, dtype: int, shape: Shape) -> tf.Tensor:
+        shape = tf.TensorShape(shape)
         operation = self._op("TerraFeed", [self._iteration], slot=slot, dtype=dtype, shape=shape)
         return operation.outputs[0]
 
     # --- variables ---
 
-    def _variable(self, external: int) -> _Variable:
-        return self._variables.setdefault(external, _Variable(write=self._untouched))
-
-    def _after(self, *operations: tf.Operation | None) -> tf.control_dependencies:
-        return self._graph.control_dependencies([op for op in operations if op is not None])
-
     def _read(self, node: Node, inputs: list[tf.Tensor], attrs: dict) -> list[tf.Tensor]:
         (resource,) = resources_of(node, self._sequence)
-        variable = self._variable(resource)
-        if variable.value is not None:
-            value = _read_value(node.op, variable.value, inputs, attrs)
+        known = self._variables.known_value(resource)
+        if known is not None:
+            value = _read_value(node.op, known, inputs, attrs)
             if may_fail(node.op):
                 self._note_fallible(node, value.op)
             return [value]
-        with self._after(variable.write):
-            operation = tensorflow_internals.create_graph_op(self._graph, node.op, inputs, attrs)
-        variable.reads.append(operation)
+        operation = self._variables.read(resource, lambda: self._op(node.op, inputs, **attrs))
         if may_fail(node.op):
             self._note_fallible(node, operation)
         return list(operation.outputs)
 
-    def _value(self, resource: int, dtype: tf.DType) -> tf.Tensor:
-        variable = self._variable(resource)
-        if variable.value is None:
-            with self._after(variable.write):
-                operation = self._op("ReadVariableOp", [self._externals[resource]], dtype=dtype)
-            variable.reads.append(operation)
-            return operation.outputs[0]
-        return variable.value
-
     def _assign(self, node: Node, inputs: list[tf.Tensor]) -> None:
         (resource,) = resources_of(node, self._sequence)
-        variable = self._variable(resource)
         value = self._of_shape(self._must_have_shape(node, resource), inputs[1])
         if node.op == "AssignAddVariableOp":
-            value = tf.raw_ops.AddV2(x=self._value(resource, value.dtype), y=value)
+            value = tf.raw_ops.AddV2(x=self._variables.value(resource, value.dtype), y=value)
         elif node.op == "AssignSubVariableOp":
-            value = tf.raw_ops.Sub(x=self._value(resource, value.dtype), y=value)
-        variable.value, variable.dirty = value, True
+            value = tf.raw_ops.Sub(x=self._variables.value(resource, value.dtype), y=value)
+        self._variables.assign(resource, value)
 
     def _must_have_shape(self, node: Node, resource: int) -> tuple[int | None, ...] | None:
         """The shape without which the assignment fails; None if it takes any."""
@@ -257,8 +313,7 @@ class GraphBuilder:
         if shape is None or value.shape.is_fully_defined():
             return value
         checked = tf.ensure_shape(value, shape)
-        self._all_fallible.append(checked.op)
-        self._segment.fallible.append(checked.op)
+        self._parts.fallible.append(checked.op)
         return checked
 
     def _check_indices(self, node: Node, inputs: list[tf.Tensor]) -> None:
@@ -270,70 +325,38 @@ class GraphBuilder:
         shape = tensorflow_internals.variable_shape(self._trace.externals[resource].tensor)
         rows = tf.zeros(shape, tf.int8) if "Nd" in node.op else tf.zeros(shape[:1], tf.int8)
         look = tf.gather_nd if "Nd" in node.op else tf.gather
-        found = look(rows, inputs[position])
-        self._all_fallible.append(found.op)
-        self._segment.fallible.append(found.op)
-
-    def _commit(self, resource: int, variable: _Variable) -> None:
-        """Gives a variable its symbolic value, behind the segment's gate."""
-        with self._after(self._segment.gate, variable.write, *variable.reads):
-            operation = self._op(
-                "AssignVariableOp",
-                [self._externals[resource], variable.value],
-                dtype=variable.value.dtype,
-            )
-        self._wrote(variable, operation)
-        variable.dirty = False
+        self._parts.fallible.append(look(rows, inputs[position]).op)
 
     def _write(self, node: Node, inputs: list[tf.Tensor], attrs: dict) -> list[tf.Tensor]:
-        variables = [(r, self._variable(r)) for r in resources_of(node, self._sequence)]
         self._check_indices(node, inputs)
-        before: list[tf.Operation | None] = [self._segment.gate]
-        for resource, variable in variables:
-            if variable.dirty:
-                self._commit(resource, variable)
-            before += [variable.write, *variable.reads]
-        with self._after(*before):
-            operation = tensorflow_internals.create_graph_op(self._graph, node.op, inputs, attrs)
-        for _, variable in variables:
-            variable.value = None
-            self._wrote(variable, operation)
+        *committed, operation = self._variables.write(
+            resources_of(node, self._sequence),
+            self._gate,
+            lambda: self._op(node.op, inputs, **attrs),
+        )
+        self._parts.effects += [*committed, operation]
         return list(operation.outputs)
-
-    def _wrote(self, variable: _Variable, operation: tf.Operation) -> None:
-        variable.write, variable.reads = operation, []
-        self._segment.effects.append(operation)
 
     # --- segments ---
 
-    def _open_segment(self, number: int) -> _Segment:
-        self._segment_number = number
+    def _open_segment(self, number: int) -> None:
+        self._segment = number
+        self._effects: list[tf.Operation] = []
+        self._fallible: list[tf.Operation] = []
         # Every effect of the segment comes after the gate and after all that may still fail in the
         # segment: it happens whole or not at all.
         gate = self._op("TerraGate", [self._iteration], slot=self._slots.gate(number))
-        with self._after(gate):
-            return _Segment(tf.no_op())
+        with self._graph.control_dependencies([gate]):
+            self._gate = tf.no_op()
 
     def _close_segment(self, number: int) -> None:
-        for resource, variable in self._variables.items():
-            if variable.dirty:
-                self._commit(resource, variable)
-        segment = self._segment
-        if segment.fallible:
-            tensorflow_internals.add_control_inputs(self._graph, segment.gate, segment.fallible)
-        with self._after(segment.gate, *segment.effects):
+        for resource in self._variables.dirty():
+            self._effects.append(self._variables.commit(resource, self._gate))
+        if self._fallible:
+            tensorflow_internals.add_control_inputs(self._graph, self._gate, self._fallible)
+        with self._graph.control_dependencies([self._gate, *self._effects]):
             done = self._op("TerraSegmentDone", [self._iteration], slot=self._slots.done(number))
         self._ends.append(done)
-        if number in self._plan.barrier.values():
-            self._forget_variables(number)
-
-    def _forget_variables(self, number: int) -> None:
-        """What runs in place may change any variable: nothing known before counts after it."""
-        resumed = self._op("TerraGate", [self._iteration], slot=self._slots.resume(number))
-        for variable in self._variables.values():
-            variable.value, variable.reads = None, []
-            variable.write = resumed
-        self._untouched = resumed
 
 
 def _read_value(op: str, value: tf.Tensor, inputs: list[tf.Tensor], attrs: dict) -> tf.Tensor:

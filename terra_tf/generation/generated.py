@@ -21,6 +21,7 @@ class GeneratedGraph:
     """What both runners execute for one sequence.
 
     Attributes:
+      sequence: the state of the sequence from which it was generated.
       concrete: the graph as a ConcreteFunction, for people.
       program: the matcher's checklist.
       plan: which parts run where.
@@ -28,6 +29,7 @@ class GeneratedGraph:
       seconds: what generating it took.
     """
 
+    sequence: Sequence
     concrete: Any
     program: Any
     plan: Plan
@@ -44,6 +46,7 @@ def generate(sequence: Sequence, name: str, exact: bool = True) -> GeneratedGrap
       exact: keep results bit-equal to eager.
     """
     start = time.perf_counter()
+    sequence = sequence.snapshot()
     plan = make_plan(sequence)
     slots = Slots(len(sequence.trace.externals) + len(sequence.trace.outputs))
     builder = GraphBuilder(sequence, plan, slots)
@@ -54,4 +57,4 @@ def generate(sequence: Sequence, name: str, exact: bool = True) -> GeneratedGrap
     writer = ProgramWriter(sequence, plan, slots, builder)
     program = writer.write(function.name, config, function.captures)
     seconds = time.perf_counter() - start
-    return GeneratedGraph(function.concrete, program, plan, slots, seconds)
+    return GeneratedGraph(sequence, function.concrete, program, plan, slots, seconds)

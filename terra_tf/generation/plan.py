@@ -1,10 +1,11 @@
 """Decides how a sequence is co-executed, before anything is built.
 
 The visible effects of an iteration (variable writes above all) must not happen before Python has
-validated the program that far, so they stand behind gates. The trace is cut into *segments* by
+validated the program that far, so they stand behind gates. The line of nodes is cut into *segments* by
 *boundaries*; the effects of segment i wait for gate i. There is always a boundary at the end. There
 are more where the program looked at a value that an effect had gone into, and where an op that runs
-in place has to see the effects before it.
+in place has to see the effects before it. An iteration that skips a boundary's block passes it
+together with the next one.
 
 `gate[output]` says how many gates must be open before the graph can compute an output.
 """
@@ -12,8 +13,9 @@ in place has to see the effects before it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
-from terra_tf.tracegraph.sequence import Sequence
+from terra_tf.tracegraph.sequence import Block, Sequence
 from terra_tf.tracing.effects import INTEGERS, Effect, effect_of, makes_shape_of_values, may_fail
 from terra_tf.tracing.trace import Kind, Node, Output, Outside
 
@@ -27,14 +29,22 @@ class Plan:
       barrier: for nodes in place that need it, the number of the boundary right before them.
       gate: per output.
       fetched: outputs that leave the graph.
+      selected: outputs that selects may take.
+      select_gate: per external that is a select, the largest gate of what it may take.
+      uncertain: outputs whose shape depends on values.
       fallible: per node, whether it may fail for some values.
+      blocks: the sequence's blocks, cut at the boundaries, too.
     """
 
-    boundaries: list[int]
-    barrier: dict[int, int]
     gate: list[int]
-    fetched: set[int]
+    selected: set[int]
+    uncertain: set[int]
     fallible: list[bool]
+    boundaries: list[int] = dataclasses.field(default_factory=list)
+    barrier: dict[int, int] = dataclasses.field(default_factory=dict)
+    fetched: set[int] = dataclasses.field(default_factory=set)
+    select_gate: dict[int, int] = dataclasses.field(default_factory=dict)
+    blocks: list[Block] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:
         cuts = ", ".join(map(str, self.boundaries))
@@ -52,11 +62,20 @@ def resources_of(node: Node, sequence: Sequence) -> list[int]:
 
 
 def make_plan(sequence: Sequence) -> Plan:
-    """Plans the co-execution of a sequence; puts nodes in place where that is needed."""
-    return _Planner(sequence, fail_in_time(sequence)).plan
+    """Plans the co-execution of a sequence; puts nodes in place where that is needed.
+
+    Args:
+      sequence: a snapshot, which is changed.
+    """
+    sequence.generalise_selects()
+    uncertain, fallible = fail_in_time(sequence)
+    gate = [0] * len(sequence.trace.outputs)
+    plan = Plan(gate, sequence.selected_outputs(), uncertain, fallible)
+    _Planner(sequence, plan).run()
+    return plan
 
 
-def fail_in_time(sequence: Sequence) -> list[bool]:
+def fail_in_time(sequence: Sequence) -> tuple[set[int], list[bool]]:
     """Puts ops in place that may fail before something that cannot be taken back.
 
     A print, a random draw or a written file after a failed op must not happen, so Python has to
@@ -64,18 +83,22 @@ def fail_in_time(sequence: Sequence) -> list[bool]:
     or on numbers that vary.
 
     Returns:
-      Per node, whether it may fail.
+      The outputs whose shape depends on values, and per node, whether it may fail.
     """
     externals = sequence.trace.externals
     uncertain: set[int] = set()
+
+    def is_uncertain(source: Output | Outside) -> bool:
+        if isinstance(source, Output):
+            return source.index in uncertain
+        external = externals[source.index]
+        if external.fed and external.dtype in INTEGERS:
+            return True
+        return not uncertain.isdisjoint(external.alternatives)
+
     fallible: list[bool] = []
     for node in sequence.trace.nodes:
-        takes_uncertain = any(
-            source.index in uncertain
-            if isinstance(source, Output)
-            else externals[source.index].fed and externals[source.index].dtype in INTEGERS
-            for source in node.inputs
-        )
+        takes_uncertain = any(map(is_uncertain, node.inputs))
         if takes_uncertain or makes_shape_of_values(node.op):
             uncertain.update(node.outputs)
         fallible.append(takes_uncertain or may_fail(node.op))
@@ -86,24 +109,27 @@ def fail_in_time(sequence: Sequence) -> list[bool]:
         if visible and may and not node.in_place:
             node.effect = Effect.LOCAL if node.effect is Effect.PURE else Effect.BARRIER
         visible = visible or effect_of(node.op) is Effect.LOCAL
-    return fallible
+    return uncertain, fallible
 
 
 class _Planner:
-    def __init__(self, sequence: Sequence, fallible: list[bool]):
+    def __init__(self, sequence: Sequence, plan: Plan):
         self.sequence = sequence
-        trace = sequence.trace
-        self.plan = Plan([], {}, [0] * len(trace.outputs), set(), fallible)
+        self.plan = plan
         self.variable_gate: dict[int, int] = {}  # external -> gate of the variable's value
         self.untouched_gate = 0  # of variables that nothing has touched since the last barrier
-        reads = sorted(sequence.reads.values(), key=lambda read: read.position)
-        for k, node in enumerate(trace.nodes):
-            while reads and reads[0].position <= k:
-                self._look(reads.pop(0).output, k)
+
+    def run(self) -> None:
+        nodes = self.sequence.trace.nodes
+        reads = sorted(self.sequence.reads, key=lambda place: place[1])
+        for k, node in enumerate(nodes):
+            while reads and reads[0][1] <= k:
+                self._look(reads.pop(0)[0], k)
             self._visit(k, node)
-        for read in reads:
-            self._look(read.output, len(trace.nodes))
-        self._cut(len(trace.nodes))
+        for output, _ in reads:
+            self._look(output, len(nodes))
+        self._cut(len(nodes))
+        self.plan.blocks = _cut_blocks(self.sequence.blocks(), self.plan.boundaries)
 
     def _in_place(self, output: int) -> bool:
         return self.sequence.trace.nodes[self.sequence.producers[output]].in_place
@@ -123,11 +149,21 @@ class _Planner:
         if self.plan.gate[output] > len(self.plan.boundaries):
             self._cut(position)
 
+    def _gate_of(self, source: Output | Outside) -> int:
+        gate = self.plan.gate
+        if isinstance(source, Output):
+            return gate[source.index]
+        external = self.sequence.trace.externals[source.index]
+        if external.kind is not Kind.SELECT:
+            return 0
+        most = max((gate[o] for o in self.plan.selected | external.alternatives), default=0)
+        self.plan.select_gate[source.index] = most
+        return most
+
     def _visit(self, k: int, node: Node) -> None:
         effect = node.effect
-        gate = self.plan.gate
         inputs = [source.index for source in node.inputs if isinstance(source, Output)]
-        own = max((gate[i] for i in inputs), default=0)
+        own = max(map(self._gate_of, node.inputs), default=0)
         if node.in_place:
             for i in inputs:
                 self._look(i, k)
@@ -143,12 +179,24 @@ class _Planner:
             own = max(own, self.variable_gate.get(variable, self.untouched_gate))
         elif effect is Effect.ASSIGN:
             (variable,) = resources_of(node, self.sequence)
-            if node.op != "AssignVariableOp":
-                own = max(own, self.variable_gate.get(variable, self.untouched_gate))
+            before = self.variable_gate.get(variable, self.untouched_gate)
+            # Where the assignment may be skipped, the variable keeps the value from before it.
+            if node.op != "AssignVariableOp" or node.count < self.sequence.seen:
+                own = max(own, before)
             self.variable_gate[variable] = own
         elif effect is Effect.WRITE:
             own = len(self.plan.boundaries) + 1
             for variable in resources_of(node, self.sequence):
                 self.variable_gate[variable] = own
         for output in node.outputs:
-            gate[output] = own
+            self.plan.gate[output] = own
+
+
+def _cut_blocks(blocks: list[Block], boundaries: list[int]) -> list[Block]:
+    """Blocks none of which has a boundary inside."""
+    cut = []
+    for block in blocks:
+        inside = [position for position in boundaries if block.start < position < block.end]
+        edges = [block.start, *dict.fromkeys(inside), block.end]
+        cut += [Block(a, b, block.optional) for a, b in itertools.pairwise(edges)]
+    return cut

@@ -22,10 +22,12 @@ from terra_tf.tracing.trace import (
     Outside,
     Python,
     Result,
+    Shape,
 )
 
 # ArgKind of native/program.h.
-_OUTPUT, _FEED, _CONSTANT, _OBJECT, _PYTHON, _PYTHON_FEED, _LIST, _ARRAY = range(8)
+_OUTPUT, _FEED, _CONSTANT, _OBJECT, _PYTHON, _PYTHON_FEED, _LIST, _ARRAY, _SELECT = range(9)
+_UNKNOWN_RANK = (-2,)
 _SCALARS = (int, float, bool, complex, str, bytes, np.generic)
 
 ArgSpec = tuple[int, int, Any, int, int, tuple[int, ...], bytes, tuple[Any, ...]]
@@ -49,6 +51,7 @@ class ProgramWriter:
         self._slots = slots
         self._static = builder.static
         self._known = builder.known
+        self._tensors = builder.tensors
 
     def write(self, function: str, config: bytes, captures: list[Any]) -> Any:
         """The native Program for a function of that name, config and captured handles."""
@@ -63,6 +66,9 @@ class ProgramWriter:
             program.add_boundary(
                 position, self._slots.gate(number), self._slots.done(number), resume
             )
+        for number, block in enumerate(self._plan.blocks):
+            slot = self._slots.taken(number) if block.optional else -1
+            program.add_block(block.start, block.end, slot)
         for tensor in captures:
             program.add_capture(tensor)
         program.num_feeds = self._slots.num_feeds
@@ -77,7 +83,7 @@ class ProgramWriter:
         program.add_output(
             info.dtype,
             self._static.get(output, True) and output not in self._sequence.dynamic,
-            list(info.shape),
+            _dims(info.shape),
             self._slots.fetches.get(output, -1),
             self._plan.gate[output],
             self._known.get(output),
@@ -103,7 +109,18 @@ class ProgramWriter:
             node.num_outputs,
             int(node.result if node.call is Call.FAST_PATH else Result.LIST),
             list(node.groups),
+            -1 if node.gradient_of is None else node.gradient_of,
         )
+        if not in_place and not all(self._static.get(output, True) for output in node.outputs):
+            self._infer_shapes(program, k, node)
+
+    def _infer_shapes(self, program: Any, k: int, node: Node) -> None:
+        """Has the shapes of the outputs computed from those of the inputs when it is matched."""
+        operation = self._tensors[node.first_output].op
+        if operation.type != node.op:  # a variable whose value is known
+            return
+        numbers = tuple(self._recorded_tensor(source) for source in node.inputs)
+        program.infer_shapes(k, operation.node_def.SerializeToString(), numbers)
 
     def _recorded_tensor(self, source: Output | Outside) -> Any:
         """For tapes: the tensor of an input that the program passes as a Python number."""
@@ -125,12 +142,17 @@ class ProgramWriter:
     def _output_arg(self, output: int) -> ArgSpec:
         feed = self._slots.output_feeds.get(output, -1)
         info = self._trace.outputs[output]
-        return (_OUTPUT, output, None, feed, info.dtype, info.shape, b"", ())
+        return (_OUTPUT, output, None, feed, info.dtype, _dims(info.shape), b"", ())
 
     def _outside_arg(self, index: int, external: External) -> ArgSpec:
         if external.kind is Kind.RESOURCE:
             return (_OBJECT, -1, external.tensor, -1, external.dtype, (), b"", ())
-        shape = external.shape
+        shape = _dims(external.shape)
+        if external.kind is Kind.SELECT:
+            feed = self._slots.feed_of_external(index)
+            gate = self._plan.select_gate.get(index, 0)
+            known = np.array(sorted(external.alternatives), np.int32).tobytes()
+            return (_SELECT, feed, None, gate, external.dtype, shape, known, ())
         if external.fed:
             kind = _PYTHON_FEED if external.kind is Kind.NUMBER else _FEED
             feed = self._slots.feed_of_external(index)
@@ -140,3 +162,10 @@ class ProgramWriter:
         if external.kind is Kind.NUMBER:
             return (_PYTHON, -1, external.value, -1, external.dtype, shape, b"", ())
         return (_CONSTANT, -1, external.tensor, -1, external.dtype, shape, external.content, ())
+
+
+def _dims(shape: Shape) -> tuple[int, ...]:
+    """A shape as the native core has it: -1 for a size that is not always the same."""
+    if shape is None:
+        return _UNKNOWN_RANK
+    return tuple(-1 if size is None else size for size in shape)

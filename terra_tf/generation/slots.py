@@ -31,6 +31,7 @@ class Slots:
         self._gates: dict[int, int] = {}
         self._done: dict[int, int] = {}
         self._resume: dict[int, int] = {}
+        self._taken: dict[int, int] = {}
         self.checked = self._new()
 
     def _new(self) -> int:
@@ -76,6 +77,12 @@ class Slots:
         if segment not in self._resume:
             self._resume[segment] = self._new()
         return self._resume[segment]
+
+    def taken(self, block: int) -> int:
+        """The slot that says whether a block is taken."""
+        if block not in self._taken:
+            self._taken[block] = self._new()
+        return self._taken[block]
 
     @property
     def count(self) -> int:

@@ -65,5 +65,6 @@ def initialise(recover: Callable[[int], None]) -> None:
         for kind, entry_point in enumerate(tensorflow_internals.ENTRY_POINTS):
             original = tensorflow_internals.entry_point(entry_point)
             tensorflow_internals.replace_entry_point(entry_point, core.Hook(kind, original))
+        tensorflow_internals.install_gradient_watch()
         tensorflow_internals.install_tensor_views(core.is_placeholder, core.materialise)
         _initialised = True

@@ -9,6 +9,8 @@
 namespace terra {
 namespace {
 
+constexpr int kLongestKernelMilliseconds = 60000;
+
 std::atomic<int> g_unfinished{0};
 std::atomic<bool> g_forked{false};
 std::mutex* g_all_mu = new std::mutex;
@@ -108,15 +110,22 @@ bool GraphRunner::AnyUnfinished() { return g_unfinished.load(std::memory_order_r
 
 bool GraphRunner::AnyFailed() { return Iteration::all_failures.load() > 0; }
 
+void GraphRunner::StopAll() {
+  if (g_forked) return;
+  std::vector<std::shared_ptr<Iteration>> launched;
+  {
+    std::lock_guard<std::mutex> lock(*g_all_mu);
+    launched = *g_all;
+  }
+  for (const auto& iteration : launched) iteration->Cancel();
+  // A kernel that runs is not cancelled but comes to its end.
+  for (const auto& iteration : launched) iteration->WaitFinished(kLongestKernelMilliseconds);
+}
+
 void GraphRunner::ForgetAll() {
   g_forked = true;
   g_unfinished = 0;
   Iteration::all_failures = 0;
-}
-
-void GraphRunner::MarkRecovered(Iteration& iteration) {
-  iteration.failures->fetch_sub(1);
-  Iteration::all_failures.fetch_sub(1);
 }
 
 bool GraphRunner::WaitClosed(int milliseconds) {

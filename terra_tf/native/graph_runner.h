@@ -32,7 +32,9 @@ class GraphRunner {
   static bool AnyUnfinished();
   // Whether a closed iteration has failed and was not recovered yet.
   static bool AnyFailed();
-  static void MarkRecovered(Iteration& iteration);
+  // At the end of the process, when Python is gone: cancels every launch and waits until none runs,
+  // because kernels must not outlive what the process tears down next.
+  static void StopAll();
   // For a forked child, which has none of the threads: nothing is unfinished, nothing is waited for.
   static void ForgetAll();
 

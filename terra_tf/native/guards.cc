@@ -9,12 +9,28 @@ namespace terra {
 
 using tensorflow::Tensor;
 
-bool SameShape(const Tensor& tensor, const std::vector<int64_t>& dims) {
-  if (tensor.dims() != static_cast<int>(dims.size())) return false;
-  for (int i = 0; i < tensor.dims(); ++i) {
-    if (tensor.dim_size(i) != dims[i]) return false;
+namespace {
+
+constexpr int64_t kAnySize = -1, kAnyRank = -2;
+
+template <typename Size>
+bool Fits(int rank, const std::vector<int64_t>& dims, Size size) {
+  if (dims.size() == 1 && dims[0] == kAnyRank) return true;
+  if (rank != static_cast<int>(dims.size())) return false;
+  for (int i = 0; i < rank; ++i) {
+    if (dims[i] != kAnySize && size(i) != dims[i]) return false;
   }
   return true;
+}
+
+}  // namespace
+
+bool SameShape(const std::vector<int64_t>& sizes, const std::vector<int64_t>& dims) {
+  return Fits(sizes.size(), dims, [&](int i) { return sizes[i]; });
+}
+
+bool SameShape(const Tensor& tensor, const std::vector<int64_t>& dims) {
+  return Fits(tensor.dims(), dims, [&](int i) { return tensor.dim_size(i); });
 }
 
 bool SamePython(PyObject* expected, PyObject* x) {

@@ -10,6 +10,8 @@
 
 namespace terra {
 
+// Whether sizes fit: in `dims`, -1 stands for any size, and -2 alone for any rank.
+bool SameShape(const std::vector<int64_t>& sizes, const std::vector<int64_t>& dims);
 bool SameShape(const tensorflow::Tensor& tensor, const std::vector<int64_t>& dims);
 // Equal Python values of the same types, lists item by item.
 bool SamePython(PyObject* expected, PyObject* x);

@@ -168,14 +168,30 @@ SlotState Iteration::Peek(int slot, Tensor* value) {
 std::atomic<int> Iteration::all_failures{0};
 
 void Iteration::CountFailure() {
+  if (counts_as_failure_) return;
+  counts_as_failure_ = true;
   failures->fetch_add(1);
   all_failures.fetch_add(1);
+}
+
+void Iteration::MarkRecovered() {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (!counts_as_failure_) return;
+  counts_as_failure_ = false;
+  failures->fetch_sub(1);
+  all_failures.fetch_sub(1);
 }
 
 void Iteration::MarkClosed() {
   std::lock_guard<std::mutex> lock(mu_);
   closed = true;
   if (finished() && !status_.ok()) CountFailure();
+}
+
+void Iteration::MarkInterrupted() {
+  std::lock_guard<std::mutex> lock(mu_);
+  interrupted_ = true;
+  CountFailure();
 }
 
 void Iteration::Finish(const absl::Status& status) {
@@ -204,6 +220,15 @@ bool Iteration::WaitFinished(int milliseconds) {
 absl::Status Iteration::status() {
   std::lock_guard<std::mutex> lock(mu_);
   return status_;
+}
+
+std::vector<int> Iteration::Awaited() {
+  std::lock_guard<std::mutex> lock(mu_);
+  std::vector<int> awaited;
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (!slots_[slot].waiters.empty()) awaited.push_back(slot);
+  }
+  return awaited;
 }
 
 void Iteration::Cancel() { TFE_CancellationManagerStartCancel(cancellation_); }

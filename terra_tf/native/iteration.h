@@ -49,7 +49,8 @@ class Iteration : public std::enable_shared_from_this<Iteration> {
   // Python has left the iteration and every gate is open: the graph ends without Python's help.
   std::atomic<bool> closed{false};
   // Failures of the GraphRunner that runs it which were not recovered yet, and those of all runners.
-  // A failure counts once the iteration is closed: before that, Python meets it by itself.
+  // A failure counts once the iteration is closed: before that, Python meets it by itself. An
+  // interrupt counts as one, too.
   std::shared_ptr<std::atomic<int>> failures;
   static std::atomic<int> all_failures;
 
@@ -66,11 +67,20 @@ class Iteration : public std::enable_shared_from_this<Iteration> {
 
   // Python has left; the caller opens the gates afterwards.
   void MarkClosed();
+  // Python has left in the middle: the graph makes what needs no further gate, and what is missing
+  // then is made by a replay.
+  void MarkInterrupted();
+  bool interrupted() const { return interrupted_; }
+  // A replay has put right what was missing.
+  void MarkRecovered();
   // The graph's end. `WaitFinished` returns whether it came in time.
   void Finish(const absl::Status& status);
   bool WaitFinished(int milliseconds);
   bool finished() const { return finished_.load(std::memory_order_acquire); }
   absl::Status status();
+
+  // The slots that kernels wait for at present; for people who look for what holds a graph up.
+  std::vector<int> Awaited();
 
   void Cancel();
   TFE_CancellationManager* cancellation() { return cancellation_; }
@@ -91,13 +101,15 @@ class Iteration : public std::enable_shared_from_this<Iteration> {
   };
   void Abandon(int slot, tensorflow::OpKernelContext* ctx);
   void CountWaiter(int change);  // holds mu_
-  void CountFailure();           // holds mu_
+  void CountFailure();           // holds mu_; once
 
   std::mutex mu_;
   std::condition_variable changed_;
   std::vector<Slot> slots_;
   absl::Status status_;
   std::atomic<bool> finished_{false};
+  std::atomic<bool> interrupted_{false};
+  bool counts_as_failure_ = false;
   TFE_CancellationManager* cancellation_;
   int waiting_ = 0;
   double waiting_since_ = 0, waited_ = 0;

@@ -2,6 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "gil.h"
+#include <cstring>
+
 #include "graph_runner.h"
 #include "placeholder.h"
 #include "program.h"
@@ -20,6 +23,8 @@ void Check(bool ok) {
 py::tuple RegisterParts(py::capsule context, py::object fast_path_miss, py::object variable,
                         py::object recover) {
   static int device_info = 0;
+  OutliveFinalization();
+  Py_AtExit(&GraphRunner::StopAll);
   PythonParts& parts = Parts();
   parts.fast_path_miss = fast_path_miss.release().ptr();
   parts.variable = variable.release().ptr();
@@ -40,6 +45,10 @@ Arg ArgFromPython(Program* program, const py::tuple& spec) {
   arg.dtype = spec[4].cast<int>();
   arg.dims = spec[5].cast<std::vector<int64_t>>();
   arg.bytes = spec[6].cast<std::string>();
+  if (arg.kind == ArgKind::kSelect) {
+    arg.known.resize(arg.bytes.size() / sizeof(int32_t));
+    std::memcpy(arg.known.data(), arg.bytes.data(), arg.bytes.size());
+  }
   for (py::handle item : spec[7].cast<py::tuple>()) {
     arg.items.push_back(ArgFromPython(program, item.cast<py::tuple>()));
   }
@@ -48,7 +57,7 @@ Arg ArgFromPython(Program* program, const py::tuple& spec) {
 
 void AddNode(Program& program, py::str op, int call, bool misses, bool fails, bool in_place, int boundary,
              const py::list& args, py::object gradient_attrs, py::object gradient_inputs,
-             int first_output, int num_outputs, int result, std::vector<int> groups) {
+             int first_output, int num_outputs, int result, std::vector<int> groups, int forward) {
   Node node;
   node.op = program.Own(op.ptr());
   node.call = static_cast<CallKind>(call);
@@ -65,6 +74,7 @@ void AddNode(Program& program, py::str op, int call, bool misses, bool fails, bo
   node.num_outputs = num_outputs;
   node.result = static_cast<ResultKind>(result);
   node.groups = std::move(groups);
+  node.forward = forward;
   program.nodes.push_back(std::move(node));
 }
 
@@ -78,6 +88,17 @@ void AddOutput(Program& program, int dtype, bool static_shape, std::vector<int64
   spec.gate = gate;
   if (!known.is_none()) spec.known = RefHandle(EagerTensor_Handle(known.ptr()));
   program.outputs->push_back(std::move(spec));
+}
+
+void AddBlock(Program& program, int start, int end, int taken_slot) {
+  program.blocks.push_back({start, end, taken_slot});
+  program.block_at.resize(program.nodes.size(), -1);
+  if (start < end) program.block_at[start] = program.blocks.size() - 1;
+}
+
+void InferShapes(Program& program, int node, const std::string& node_def, py::object numbers) {
+  program.nodes[node].shapes = ShapeFunction::Make(node_def);
+  program.nodes[node].numbers = program.Own(numbers.ptr());
 }
 
 void AddBoundary(Program& program, int end, int gate_slot, int done_slot,
@@ -97,6 +118,11 @@ void BindProgram(py::module_& m) {
       .def("add_node", &AddNode)
       .def("add_output", &AddOutput)
       .def("add_boundary", &AddBoundary)
+      .def("add_block", &AddBlock)
+      .def("infer_shapes",
+           [](Program& p, int node, py::bytes node_def, py::object numbers) {
+             InferShapes(p, node, node_def, numbers);
+           })
       .def("add_capture", &AddCapture)
       .def_readwrite("num_feeds", &Program::num_feeds)
       .def_readwrite("num_slots", &Program::num_slots)
@@ -133,19 +159,29 @@ void BindWalk(py::module_& m) {
            })
       .def("close", &Walk::Close)
       .def("alive", &Walk::Alive)
-      .def("mark_recovered", [](Walk& w) { GraphRunner::MarkRecovered(*w.iteration); })
+      .def("mark_recovered", [](Walk& w) { w.iteration->MarkRecovered(); })
       .def("leave_to_plain", [](Walk& w) { LeaveToPlain(&w); })
       .def("release", &Walk::Release)
       .def("wait_checked", [](Walk& w) { Check(w.WaitChecked()); })
       .def_property_readonly("cursor", &Walk::cursor)
       .def_property_readonly("base", &Walk::base)
+      .def_property_readonly("awaited", [](Walk& w) { return w.iteration->Awaited(); })
+      .def_property_readonly("path", [](Walk& w) { return w.path(); })
       .def("value", [](Walk& w, int output) { return Borrowed(w.value(output)); })
       .def("feed", [](Walk& w, int index) { return Borrowed(w.feed(index)); })
-      .def("settle",
-           [](Walk& w, int output, py::object tensor) { w.set_value(output, tensor.ptr()); })
+      .def("make", [](Walk& w, int k, py::object function,
+                      py::tuple args) { Check(w.Make(k, function.ptr(), args.ptr())); })
+      .def("take_finished",
+           [](Walk& w, bool wait) {
+             std::vector<int> there;
+             Check(w.TakeFinished(wait, &there));
+             return there;
+           })
+      .def("interrupt", &Walk::Interrupt)
       .def_property_readonly("id", [](Walk& w) { return w.iteration->id; })
       .def_property_readonly("closed", [](Walk& w) { return w.iteration->closed.load(); })
       .def_property_readonly("finished", [](Walk& w) { return w.iteration->finished(); })
+      .def_property_readonly("interrupted", [](Walk& w) { return w.iteration->interrupted(); })
       .def_property_readonly("failed",
                              [](Walk& w) {
                                return w.iteration->finished() && !w.iteration->status().ok();
@@ -155,7 +191,7 @@ void BindWalk(py::module_& m) {
       .def("wait_finished",
            [](Walk& w, int milliseconds) {
              std::shared_ptr<Iteration> iteration = w.iteration;
-             py::gil_scoped_release release;
+             WithoutGil unlocked;
              return iteration->WaitFinished(milliseconds);
            })
       .def_readonly("python_wait_seconds", &Walk::python_wait_seconds)

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "gil.h"
 #include "session.h"
 #include "tensorflow/c/eager/tfe_tensorhandle_internal.h"
 #include "tensorflow/c/tf_status_helper.h"
@@ -21,16 +22,6 @@ TFE_CustomDeviceTensorHandleMethods g_methods;
 tensorflow::CustomDevice* g_our_device = nullptr;  // learned from the first handle made
 
 Placeholder* FromData(void* data) { return static_cast<Placeholder*>(data); }
-
-// Reads may come from C++ that has released the GIL or never held it.
-class WithGil {
- public:
-  WithGil() : state_(PyGILState_Ensure()) {}
-  ~WithGil() { PyGILState_Release(state_); }
-
- private:
-  PyGILState_STATE state_;
-};
 
 // Moves the pending Python exception into a TF_Status, keeping its text.
 void StatusFromPythonError(TF_Status* status) {
@@ -62,7 +53,7 @@ void StatusFromPythonError(TF_Status* status) {
   TF_SetStatus(status, code, text.c_str());
 }
 
-// A new reference to the value's handle.
+// A new reference to the value's handle, for C++ that has released the GIL or never held it.
 TFE_TensorHandle* ResolveFromCpp(TFE_TensorHandle* handle, TF_Status* status) {
   Placeholder* placeholder = AsPlaceholder(handle);
   WithGil gil;
@@ -74,10 +65,8 @@ TFE_TensorHandle* ResolveFromCpp(TFE_TensorHandle* handle, TF_Status* status) {
   return RefHandle(real);
 }
 
-const OutputSpec* StaticSpec(const Placeholder* placeholder) {
-  if (placeholder->real != nullptr) return nullptr;
-  const OutputSpec& spec = (*placeholder->iteration->outputs)[placeholder->output];
-  return spec.static_shape ? &spec : nullptr;
+const std::vector<int64_t>* DimsBeforeValue(const Placeholder* placeholder) {
+  return placeholder->real != nullptr ? nullptr : KnownDims(placeholder);
 }
 
 TFE_TensorHandle* RealForShape(void* data, TF_Status* status) {
@@ -90,13 +79,13 @@ TFE_TensorHandle* RealForShape(void* data, TF_Status* status) {
 }
 
 int NumDims(void* data, TF_Status* status) {
-  if (const OutputSpec* spec = StaticSpec(FromData(data))) return spec->dims.size();
+  if (const auto* dims = DimsBeforeValue(FromData(data))) return dims->size();
   TFE_TensorHandle* real = RealForShape(data, status);
   return real == nullptr ? 0 : TFE_TensorHandleNumDims(real, status);
 }
 
 int64_t Dim(void* data, int index, TF_Status* status) {
-  if (const OutputSpec* spec = StaticSpec(FromData(data))) return spec->dims[index];
+  if (const auto* dims = DimsBeforeValue(FromData(data))) return (*dims)[index];
   TFE_TensorHandle* real = RealForShape(data, status);
   return real == nullptr ? 0 : TFE_TensorHandleDim(real, index, status);
 }
@@ -172,9 +161,21 @@ TFE_CustomDevice* InitDevice(TFE_Context* ctx) {
 
 TFE_Context* Context() { return g_ctx; }
 
-PyObject* NewPlaceholder(std::shared_ptr<Iteration> iteration, int output) {
+const std::vector<int64_t>* KnownDims(const Placeholder* placeholder) {
+  if (placeholder->sized) return &placeholder->dims;
+  if (placeholder->iteration == nullptr) return nullptr;
+  const OutputSpec& spec = (*placeholder->iteration->outputs)[placeholder->output];
+  return spec.static_shape ? &spec.dims : nullptr;
+}
+
+PyObject* NewPlaceholder(std::shared_ptr<Iteration> iteration, int output,
+                         const std::vector<int64_t>* dims) {
   const int dtype = (*iteration->outputs)[output].dtype;
   auto* placeholder = new Placeholder{std::move(iteration), 0, output, nullptr};
+  if (dims != nullptr) {
+    placeholder->dims = *dims;
+    placeholder->sized = true;
+  }
   TFE_TensorHandle* handle = NewHandle(placeholder, static_cast<TF_DataType>(dtype));
   return handle == nullptr ? nullptr : EagerTensorFromHandle(handle, false);
 }

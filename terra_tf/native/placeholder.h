@@ -7,6 +7,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "iteration.h"
 #include "tensorflow_private.h"
@@ -18,7 +19,12 @@ struct Placeholder {
   int64_t recording = 0;                 // the recording that made it; 0 for a co-executed one
   int output = 0;                        // index among the outputs of the trace
   TFE_TensorHandle* real = nullptr;      // the value, once known (owned)
+  std::vector<int64_t> dims = {};        // where the trace does not fix them: the sizes, if `sized`
+  bool sized = false;
 };
+
+// The sizes of a co-executed placeholder, or null where only its value tells them.
+const std::vector<int64_t>* KnownDims(const Placeholder* placeholder);
 
 // The device's description for TFE_RegisterCustomDevice; `ctx` must outlive all tensors.
 TFE_CustomDevice* InitDevice(TFE_Context* ctx);
@@ -26,7 +32,8 @@ TFE_Context* Context();
 extern const char kDeviceName[];
 
 // New EagerTensors. `NewRecorded` replaces the handle of an existing one instead.
-PyObject* NewPlaceholder(std::shared_ptr<Iteration> iteration, int output);
+PyObject* NewPlaceholder(std::shared_ptr<Iteration> iteration, int output,
+                         const std::vector<int64_t>* dims = nullptr);
 bool WrapRecorded(PyObject* eager_tensor, int64_t recording, int output);
 
 // The placeholder behind an object, or null if it is anything else (or has become a plain tensor).

@@ -1,8 +1,9 @@
 // The Program: one op sequence of the TraceGraph in the form that the matcher checks calls against.
 //
 // Built once per generated graph from Python (terra_tf/generation/program.py) and read-only after
-// that. Node k says which call the user's program is expected to make k-th, with which arguments,
-// and what it gets back.
+// that. Node k says which call the user's program is expected to make, with which arguments, and what
+// it gets back. The nodes are cut into blocks, of which an iteration may skip those that have a slot
+// for the decision.
 #pragma once
 #include <Python.h>
 
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "iteration.h"
+#include "shapes.h"
 
 namespace terra {
 
@@ -26,16 +28,19 @@ enum class ArgKind {
   kPythonFeed,  // a Python number or array that varies: converted, then as kFeed
   kList,      // a list or tuple of the above
   kArray,     // a Python value that can change in place: converted, then as kConstant
+  kSelect,    // any tensor, an earlier node's output included: goes into feed `index`
 };
 
 struct Arg {
   ArgKind kind = ArgKind::kPython;
   int index = -1;
-  int feed = -1;  // kOutput of an in-place node: the feed that takes its value into the graph
+  int feed = -1;  // kOutput of an in-place node: the feed that takes its value into the graph;
+                  // kSelect: how many gates may have to be open before an output is computed
   PyObject* object = nullptr;  // kObject, kPython: what to compare with; else kept for gradients
   int dtype = 0;
-  std::vector<int64_t> dims;
+  std::vector<int64_t> dims;  // see SameShape
   std::string bytes;       // kConstant
+  std::vector<int> known;  // kSelect: the outputs that it has been, ascending
   std::vector<Arg> items;  // kList
 };
 
@@ -54,6 +59,15 @@ struct Node {
   int first_output = 0, num_outputs = 0;
   ResultKind result = ResultKind::kSingle;
   std::vector<int> groups;  // of a nested result: -1 for a tensor, else the length of a list
+  int forward = -1;  // a backward node's forward node: where that was skipped, this one is
+  std::shared_ptr<ShapeFunction> shapes;  // where the outputs' shapes follow from the inputs'
+  PyObject* numbers = nullptr;  // for `shapes`: as gradient_inputs
+};
+
+// Nodes that an iteration runs all or none of.
+struct Block {
+  int start = 0, end = 0;
+  int taken_slot = -1;  // for the decision, or -1: never skipped
 };
 
 // A place between two nodes where effects before it become visible, behind one gate.
@@ -67,6 +81,8 @@ struct Boundary {
 struct Program {
   std::vector<Node> nodes;
   std::vector<Boundary> boundaries;  // ascending; the last one covers everything
+  std::vector<Block> blocks;
+  std::vector<int> block_at;  // node -> the block that begins with it, or -1
   std::shared_ptr<OutputSpecs> outputs = std::make_shared<OutputSpecs>();
   int num_feeds = 0;
   int checked_slot = -1;  // set by the graph when every op that may fail by value has succeeded

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "gil.h"
 #include "graph_runner.h"
 #include "walk.h"
 
@@ -81,9 +82,6 @@ void WrapResult(PyObject* result, int64_t recording, int output) {
 
 PyObject* Record(PyObject* const* args, Py_ssize_t count, PyObject* original, CallKind call) {
   Session& session = CurrentSession();
-  PyObject* recorder = session.recorder;
-  Py_INCREF(recorder);
-  const int64_t recording = session.recording;
   PyObject* result = nullptr;
   // The fast path reads variables inside C++, unseen; the slow path reads them by an op of its own.
   if (call == CallKind::kFastPath && AnyVariable(args + 3, count - 3)) {
@@ -99,39 +97,7 @@ PyObject* Record(PyObject* const* args, Py_ssize_t count, PyObject* original, Ca
     }
     Rewrap(&unwrapped);
   }
-  PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
-  if (result == nullptr) PyErr_Fetch(&type, &error, &trace);
-  const bool missed = type != nullptr && PyErr_GivenExceptionMatches(type, Parts().fast_path_miss);
-  PyObject* first = nullptr;
-  {
-    Suspended suspended;
-    PyObject* seen = PyTuple_New(count);
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      Py_INCREF(args[i]);
-      PyTuple_SET_ITEM(seen, i, args[i]);
-    }
-    const char* method = result != nullptr ? "on_call" : missed ? "on_miss" : "on_error";
-    first = PyObject_CallMethod(recorder, method, "iOOi", static_cast<int>(call), seen,
-                                result != nullptr ? result : Py_None, session.nested ? 1 : 0);
-    Py_DECREF(seen);
-  }
-  Py_DECREF(recorder);
-  if (first == nullptr) {
-    Py_XDECREF(result);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(trace);
-    return nullptr;
-  }
-  if (result == nullptr) {
-    Py_DECREF(first);
-    PyErr_Restore(type, error, trace);
-    return nullptr;
-  }
-  const long output = PyLong_AsLong(first);
-  Py_DECREF(first);
-  if (output >= 0) WrapResult(result, recording, output);
-  return result;
+  return NoteOutcome(args, count, result, call, session.nested ? Ran::kNested : Ran::kRecorded);
 }
 
 // --- the hook ------------------------------------------------------------------------------------
@@ -193,15 +159,19 @@ void Unlist(Walk* walk) {
 
 PyObject* PassOn(PyObject* const* args, Py_ssize_t count, PyObject* original, CallKind call) {
   if (!MaterialiseAll(args + 3, count - 3)) return nullptr;
-  if (g_inside > 0 && CurrentSession().mode == Mode::kOutside &&
-      !NoteShared(args + 3, count - 3)) {
-    return nullptr;
+  if (g_inside > 0 && CurrentSession().mode == Mode::kOutside) {
+    // The fast path reads variables inside C++, unseen; the slow path reads them by an op of its own.
+    if (call == CallKind::kFastPath && AnyVariable(args + 3, count - 3)) return RaiseFastPathMiss();
+    if (!NoteShared(args + 3, count - 3)) return nullptr;
   }
   if (GraphRunner::AnyUnfinished() || GraphRunner::AnyFailed()) {
     PyObject* op = args[call == CallKind::kFastPath ? 1 : 2];
     const char* name = PyBytes_Check(op) ? PyBytes_AS_STRING(op) : PyUnicode_AsUTF8(op);
     if (name == nullptr) return nullptr;
-    if (IsStatefulOp(name) && !SyncClosed()) return nullptr;
+    // The fast path reads variables inside C++.
+    const bool reads = IsStatefulOp(name) ||
+                       (call == CallKind::kFastPath && AnyVariable(args + 3, count - 3));
+    if (reads && !SyncClosed()) return nullptr;
   }
   // A Python function that the op calls must not open a region: what it returns goes to C++.
   Session& session = CurrentSession();
@@ -297,6 +267,46 @@ PyObject* RaiseFastPathMiss() {
   return nullptr;
 }
 
+PyObject* NoteOutcome(PyObject* const* args, Py_ssize_t count, PyObject* result, CallKind call,
+                      Ran ran) {
+  PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &error, &trace);
+  Session& session = CurrentSession();
+  PyObject* first = nullptr;
+  const int64_t recording = session.recording;
+  if (session.mode == Mode::kRecord) {
+    const bool missed = type != nullptr && PyErr_GivenExceptionMatches(type, Parts().fast_path_miss);
+    Suspended suspended;
+    PyObject* recorder = session.recorder;
+    Py_INCREF(recorder);
+    PyObject* seen = PyTuple_New(count);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      Py_INCREF(args[i]);
+      PyTuple_SET_ITEM(seen, i, args[i]);
+    }
+    const char* method = result != nullptr ? "on_call" : missed ? "on_miss" : "on_error";
+    first = PyObject_CallMethod(recorder, method, "iOOi", static_cast<int>(call), seen,
+                                result != nullptr ? result : Py_None, static_cast<int>(ran));
+    Py_DECREF(seen);
+    Py_DECREF(recorder);
+    if (first == nullptr) {
+      Py_XDECREF(result);
+      Py_XDECREF(type);
+      Py_XDECREF(error);
+      Py_XDECREF(trace);
+      return nullptr;
+    }
+  }
+  const long output = first == nullptr ? -1 : PyLong_AsLong(first);
+  Py_XDECREF(first);
+  if (result == nullptr) {
+    PyErr_Restore(type, error, trace);
+  } else if (output >= 0) {
+    WrapResult(result, recording, output);
+  }
+  return result;
+}
+
 PyObject* CallRecorded(PyObject* const* args, Py_ssize_t count, PyObject* original, CallKind call) {
   if (CurrentSession().mode == Mode::kRecord) return Record(args, count, original, call);
   return PassOn(args, count, original, call);
@@ -317,9 +327,10 @@ bool WaitForClosed(Iteration& iteration, int output, tensorflow::Tensor* value) 
   if (slot >= 0) {
     state = iteration.Peek(slot, value);
     while (state == SlotState::kPending) {
-      Py_BEGIN_ALLOW_THREADS;
-      state = iteration.Wait(slot, 50, value);
-      Py_END_ALLOW_THREADS;
+      {
+        WithoutGil unlocked;
+        state = iteration.Wait(slot, 50, value);
+      }
       if (PyErr_CheckSignals() != 0) return false;
     }
   }
@@ -337,9 +348,10 @@ bool IsShared(PyObject* handle) {
 bool SyncClosed() {
   bool done = !GraphRunner::AnyUnfinished();
   while (!done) {
-    Py_BEGIN_ALLOW_THREADS;
-    done = GraphRunner::WaitClosed(50);
-    Py_END_ALLOW_THREADS;
+    {
+      WithoutGil unlocked;
+      done = GraphRunner::WaitClosed(50);
+    }
     if (PyErr_CheckSignals() != 0) return false;
   }
   if (!GraphRunner::AnyFailed()) return true;

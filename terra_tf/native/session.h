@@ -51,6 +51,12 @@ PyObject* RaiseFastPathMiss();
 // Runs a call that the walk gave up on in whatever mode the fallback has left.
 PyObject* CallRecorded(PyObject* const* args, Py_ssize_t count, PyObject* original, CallKind call);
 
+// Tells the recorder, if there is one, how a call has ended: with a result (which is stolen), or, where
+// that is null, with the exception that is set. Returns the result.
+enum class Ran { kRecorded, kNested, kInPlace };  // as in terra_tf/tracing/recorder.py
+PyObject* NoteOutcome(PyObject* const* args, Py_ssize_t count, PyObject* result, CallKind call,
+                      Ran ran);
+
 // Tells the recorder that the program looked at a recorded value. False: exception set.
 bool NoteRecordedRead(const Placeholder& placeholder);
 

@@ -1,7 +1,9 @@
 #include "walk.h"
 
+#include <algorithm>
 #include <chrono>
 
+#include "gil.h"
 #include "guards.h"
 #include "session.h"
 #include "tensorflow/core/framework/types.h"
@@ -28,7 +30,8 @@ Walk::Walk(std::shared_ptr<Program> p, PyObject* on_fallback)
       program(std::move(p)),
       on_fallback_(on_fallback),
       values_(program->outputs->size(), nullptr),
-      feeds_(program->num_feeds, nullptr) {
+      feeds_(program->num_feeds, nullptr),
+      ran_(program->nodes.size(), false) {
   Py_INCREF(on_fallback_);
   iteration->walk = this;
 }
@@ -41,6 +44,7 @@ Walk::~Walk() {
   }
   for (PyObject* value : values_) Py_XDECREF(value);
   for (PyObject* feed : feeds_) Py_XDECREF(feed);
+  DropBindings();
   Py_XDECREF(on_fallback_);
 }
 
@@ -52,25 +56,33 @@ void Walk::Launch(GraphRunner* runner) {
   launched_ = true;
 }
 
-bool Walk::MatchFeed(int feed, const Arg& arg, PyObject* x) {
-  PyObject*& bound = feeds_[feed];
-  if (bound != nullptr) return bound == x;
-  TFE_TensorHandle* handle = EagerTensor_Handle(x);
-  if (Placeholder* other = AsPlaceholder(handle)) {
-    // A value of an earlier iteration that may not exist yet follows from slot to slot.
-    if (other->real == nullptr) {
-      const OutputSpec& spec = (*other->iteration->outputs)[other->output];
-      if (other->iteration == iteration || spec.fetch < 0 || !spec.static_shape ||
-          spec.dtype != arg.dtype || spec.dims != arg.dims) {
-        return false;
-      }
-      iteration->Follow(feed, other->iteration, spec.fetch);
-      Py_INCREF(x);
-      bound = x;
-      ++feeds_sent;
-      return true;
+void Walk::DropBindings() {
+  for (Binding& binding : bindings_) Py_DECREF(binding.object);
+  bindings_.clear();
+}
+
+void Walk::Bind() {
+  for (Binding& binding : bindings_) {
+    feeds_[binding.feed] = binding.object;  // takes the reference
+    ++feeds_sent;
+    if (binding.source != nullptr) {
+      iteration->Follow(binding.feed, binding.source, binding.source_slot);
+    } else {
+      iteration->Set(binding.feed, std::move(binding.value));
     }
-    handle = other->real;
+  }
+  bindings_.clear();
+}
+
+bool Walk::FitsFeed(int feed, const Arg& arg, PyObject* x) {
+  if (feeds_[feed] != nullptr) return feeds_[feed] == x;
+  for (const Binding& binding : bindings_) {
+    if (binding.feed == feed) return binding.object == x;
+  }
+  TFE_TensorHandle* handle = EagerTensor_Handle(x);
+  if (Placeholder* placeholder = AsPlaceholder(handle)) {
+    if (placeholder->real == nullptr) return FitsPlaceholder(feed, arg, x, placeholder);
+    handle = placeholder->real;
   }
   Tensor tensor;
   if (!TensorFromHandle(handle, &tensor) || tensor.dtype() != arg.dtype ||
@@ -81,23 +93,44 @@ bool Walk::MatchFeed(int feed, const Arg& arg, PyObject* x) {
   // before the graph has read it.
   if (arg.kind == ArgKind::kPythonFeed) tensor = DeepCopy(tensor);
   Py_INCREF(x);
-  bound = x;
-  ++feeds_sent;
-  iteration->Set(feed, std::move(tensor));
+  bindings_.push_back({feed, x, nullptr, -1, std::move(tensor)});
   return true;
 }
 
-bool Walk::MatchArg(const Arg& arg, PyObject* x) {
+// A value that may not exist yet follows from slot to slot.
+bool Walk::FitsPlaceholder(int feed, const Arg& arg, PyObject* x, Placeholder* placeholder) {
+  const bool own = placeholder->iteration == iteration;
+  const OutputSpec& spec = (*placeholder->iteration->outputs)[placeholder->output];
+  if (spec.fetch < 0 || spec.dtype != arg.dtype) return false;
+  if (own && (arg.kind != ArgKind::kSelect || spec.gate > arg.feed)) return false;
+  if (own && as_before_ &&
+      !std::binary_search(arg.known.begin(), arg.known.end(), placeholder->output)) {
+    return false;
+  }
+  const std::vector<int64_t>* dims = KnownDims(placeholder);
+  if (dims == nullptr) {
+    if (!own) return false;
+    dims = &spec.dims;
+  }
+  if (!SameShape(*dims, arg.dims)) return false;
+  Py_INCREF(x);
+  bindings_.push_back({feed, x, placeholder->iteration, spec.fetch, Tensor()});
+  return true;
+}
+
+bool Walk::FitsArg(const Arg& arg, PyObject* x) {
   switch (arg.kind) {
     case ArgKind::kOutput: {
-      if (values_[arg.index] == x) return arg.feed < 0 || MatchFeed(arg.feed, arg, x);
+      if (values_[arg.index] == nullptr) return false;  // its block was skipped
+      if (values_[arg.index] == x) return arg.feed < 0 || FitsFeed(arg.feed, arg, x);
       if (arg.feed >= 0) return false;
       Placeholder* placeholder = AsPlaceholder(x);  // another tensor that shares the handle
       return placeholder != nullptr && placeholder->iteration == iteration &&
              placeholder->output == arg.index;
     }
     case ArgKind::kFeed:
-      return EagerTensor_CheckExact(x) && MatchFeed(arg.index, arg, x);
+    case ArgKind::kSelect:
+      return EagerTensor_CheckExact(x) && FitsFeed(arg.index, arg, x);
     case ArgKind::kConstant: {
       return EagerTensor_CheckExact(x) && SameContent(arg, x);
     }
@@ -117,7 +150,7 @@ bool Walk::MatchArg(const Arg& arg, PyObject* x) {
       if (!SameKind(arg.object, x)) return false;
       PyObject* tensor = Convert(arg, x);
       if (tensor == nullptr) return false;
-      const bool same = feeds_[arg.index] == nullptr && MatchFeed(arg.index, arg, tensor);
+      const bool same = feeds_[arg.index] == nullptr && FitsFeed(arg.index, arg, tensor);
       Py_DECREF(tensor);
       return same;
     }
@@ -126,7 +159,7 @@ bool Walk::MatchArg(const Arg& arg, PyObject* x) {
       if (PySequence_Fast_GET_SIZE(x) != static_cast<Py_ssize_t>(arg.items.size())) return false;
       PyObject** items = PySequence_Fast_ITEMS(x);
       for (size_t i = 0; i < arg.items.size(); ++i) {
-        if (!MatchArg(arg.items[i], items[i])) return false;
+        if (!FitsArg(arg.items[i], items[i])) return false;
       }
       return true;
     }
@@ -134,42 +167,181 @@ bool Walk::MatchArg(const Arg& arg, PyObject* x) {
   return false;
 }
 
+bool Walk::AnyCaptured(PyObject* const* args, Py_ssize_t count) const {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* arg = args[i];
+    if (PyList_Check(arg) || PyTuple_Check(arg)) {
+      if (AnyCaptured(PySequence_Fast_ITEMS(arg), PySequence_Fast_GET_SIZE(arg))) return true;
+    } else if (Captures(arg)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Walk::Fits(const Node& node, CallKind call, PyObject* const* args, Py_ssize_t count) {
+  // FastPathExecute(ctx, op, name, args...); Execute(ctx, device, op, inputs, attrs, outputs).
+  const bool fast = call == CallKind::kFastPath;
+  if (node.call != call) return false;
+  if (node.forward >= 0 && !ran_[node.forward]) return false;
+  // A function's name may change with every call; that it is no op is all that counts.
+  const bool function = PyUnicode_GET_LENGTH(node.op) == 0;
+  if (function ? !IsFunction(args[2]) : !SameOp(node.op, args[fast ? 1 : 2])) return false;
+  if (node.misses) return true;
+  // Without a boundary before it, an op in place does not see what the graph does to a variable.
+  if (node.in_place) return node.boundary >= 0 || !AnyCaptured(args + 3, count - 3);
+  const Py_ssize_t expected = node.args.size();
+  if (fast ? count - 3 != expected : count - 3 < expected) return false;
+  for (Py_ssize_t i = 0; i < expected; ++i) {
+    if (FitsArg(node.args[i], args[3 + i])) continue;
+    DropBindings();
+    return false;
+  }
+  return true;
+}
+
+int Walk::Find(CallKind call, PyObject* const* args, Py_ssize_t count, Dims* dims) {
+  const int known = Find(true, call, args, count, dims);
+  return known >= 0 ? known : Find(false, call, args, count, dims);
+}
+
+int Walk::Find(bool as_before, CallKind call, PyObject* const* args, Py_ssize_t count, Dims* dims) {
+  const int size = program->nodes.size();
+  for (int k = cursor_; k < size;) {
+    const Node& node = program->nodes[k];
+    as_before_ = as_before && node.forward < 0;
+    if (Fits(node, call, args, count)) {
+      if (node.shapes == nullptr || InferShapes(node, args + 3, dims)) return k;
+      dims->clear();
+      DropBindings();
+    }
+    const int block = program->block_at[k];
+    if (block < 0 || program->blocks[block].taken_slot < 0) break;
+    k = program->blocks[block].end;
+  }
+  return -1;
+}
+
+bool Walk::CanSkipToEnd() const {
+  const int size = program->nodes.size();
+  for (int k = cursor_; k < size;) {
+    const int block = program->block_at[k];
+    if (block < 0 || program->blocks[block].taken_slot < 0) return false;
+    k = program->blocks[block].end;
+  }
+  return true;
+}
+
+void Walk::SkipTo(int node) {
+  static const Tensor* skipped = new Tensor(false);
+  while (cursor_ < node) {
+    const Block& block = program->blocks[program->block_at[cursor_]];
+    iteration->Set(block.taken_slot, *skipped);
+    cursor_ = block.end;
+  }
+}
+
+void Walk::Take() {
+  static const Tensor* taken = new Tensor(true);
+  const int block = program->block_at[cursor_];
+  if (block < 0 || program->blocks[block].taken_slot < 0) return;
+  iteration->Set(program->blocks[block].taken_slot, *taken);
+}
+
+void Walk::Ran() {
+  path_.push_back(cursor_);
+  ran_[cursor_] = true;
+  ++cursor_;
+}
+
 PyObject* Walk::Match(CallKind call, PyObject* const* args, Py_ssize_t count, PyObject* original,
                       bool* matched) {
   *matched = false;
-  if (cursor_ >= static_cast<int>(program->nodes.size())) return nullptr;
-  const Node& node = program->nodes[cursor_];
-  // FastPathExecute(ctx, op, name, args...); Execute(ctx, device, op, inputs, attrs, outputs).
-  const bool fast = call == CallKind::kFastPath;
-  if (node.call != call) return nullptr;
-  // A function's name may change with every call; that it is no op is all that counts.
-  const bool function = PyUnicode_GET_LENGTH(node.op) == 0;
-  if (function ? !IsFunction(args[2]) : !SameOp(node.op, args[fast ? 1 : 2])) return nullptr;
+  Dims dims;
+  const int found = Find(call, args, count, &dims);
+  if (found < 0) return nullptr;
+  const Node& node = program->nodes[found];
+  *matched = true;
+  if (node.in_place) return RunInPlace(found, args, count, original);
+  SkipTo(found);
+  Take();
   if (node.misses) {
-    *matched = true;
-    ++cursor_;
+    Ran();
     return RaiseFastPathMiss();
   }
-  if (node.in_place) {
-    *matched = true;
-    return RunInPlace(node, args, count, original);
-  }
-  PyObject* const* rest = args + 3;
-  const Py_ssize_t expected = node.args.size();
-  if (fast ? count - 3 != expected : count - 3 < expected) return nullptr;
-  for (Py_ssize_t i = 0; i < expected; ++i) {
-    if (!MatchArg(node.args[i], rest[i])) return nullptr;
-  }
-  *matched = true;
-  return Answer(node, rest, fast);
+  Bind();
+  return Answer(node, args + 3, call == CallKind::kFastPath, dims);
 }
 
-PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_gradient) {
+namespace {
+
+// Visits the tensor inputs among a node's arguments, with what the program has passed for each.
+template <typename Visit>
+void ForEachInput(const Node& node, PyObject* const* args, Py_ssize_t count, Visit visit) {
+  Py_ssize_t next = 0;
+  for (size_t k = 0; k < node.args.size() && next < count; ++k) {
+    const Arg& arg = node.args[k];
+    const bool list = arg.kind == ArgKind::kList;
+    const Py_ssize_t items = list ? arg.items.size() : 1;
+    for (Py_ssize_t i = 0; i < items && next < count; ++i) {
+      visit(next++, list ? arg.items[i] : arg,
+            list ? PySequence_Fast_GET_ITEM(args[k], i) : args[k]);
+    }
+  }
+}
+
+bool IsShapeLike(const Tensor& tensor) {
+  return (tensor.dtype() == tensorflow::DT_INT32 || tensor.dtype() == tensorflow::DT_INT64) &&
+         tensor.dims() <= 1;
+}
+
+}  // namespace
+
+bool Walk::InferShapes(const Node& node, PyObject* const* args, Dims* dims) {
+  const Py_ssize_t count = PyTuple_GET_SIZE(node.numbers);
+  Dims inputs(count);
+  std::vector<Tensor> tensors(count);
+  std::vector<const Tensor*> values(count, nullptr);
+  ForEachInput(node, args, count, [&](Py_ssize_t i, const Arg& arg, PyObject* passed) {
+    if (!EagerTensor_CheckExact(passed)) {
+      passed = PyTuple_GET_ITEM(node.numbers, i);
+      for (const Binding& binding : bindings_) {
+        if (arg.kind == ArgKind::kPythonFeed && binding.feed == arg.index) passed = binding.object;
+      }
+    }
+    if (!EagerTensor_CheckExact(passed)) return;
+    TFE_TensorHandle* handle = EagerTensor_Handle(passed);
+    if (Placeholder* placeholder = AsPlaceholder(handle)) {
+      handle = placeholder->real;
+      if (handle == nullptr) {
+        const std::vector<int64_t>* known = KnownDims(placeholder);
+        if (known != nullptr) inputs[i] = tensorflow::PartialTensorShape(*known);
+        return;
+      }
+    }
+    if (!TensorFromHandle(handle, &tensors[i])) return;
+    inputs[i] = tensors[i].shape();
+    if (IsShapeLike(tensors[i])) values[i] = &tensors[i];
+  });
+  return node.shapes->Infer(inputs, values, dims);
+}
+
+PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_gradient,
+                       const Dims& dims) {
   PyObject* results = PyList_New(node.num_outputs);
+  std::vector<int64_t> sizes;
   for (int i = 0; i < node.num_outputs; ++i) {
-    TFE_TensorHandle* known = (*program->outputs)[node.first_output + i].known;
-    PyObject* tensor = known != nullptr ? EagerTensorFromHandle(RefHandle(known), false)
-                                        : NewPlaceholder(iteration, node.first_output + i);
+    const OutputSpec& spec = (*program->outputs)[node.first_output + i];
+    const bool sized = !spec.static_shape && i < static_cast<int>(dims.size()) &&
+                       dims[i].IsFullyDefined();
+    if (sized) {
+      const auto all = dims[i].dim_sizes();
+      sizes.assign(all.begin(), all.end());
+    }
+    PyObject* tensor =
+        spec.known != nullptr
+            ? EagerTensorFromHandle(RefHandle(spec.known), false)
+            : NewPlaceholder(iteration, node.first_output + i, sized ? &sizes : nullptr);
     if (tensor == nullptr) {
       Py_DECREF(results);
       return nullptr;
@@ -178,7 +350,7 @@ PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_grad
     values_[node.first_output + i] = tensor;
     PyList_SET_ITEM(results, i, tensor);
   }
-  ++cursor_;
+  Ran();
   if (record_gradient && !RecordGradient(node, args, results)) {
     Py_DECREF(results);
     return nullptr;
@@ -218,23 +390,13 @@ bool Walk::RecordGradient(const Node& node, PyObject* const* args, PyObject* res
   if (node.gradient_attrs == nullptr) return true;
   const Py_ssize_t size = PyTuple_GET_SIZE(node.gradient_inputs);
   PyObject* inputs = PyTuple_New(size);
-  Py_ssize_t next = 0;
-  for (const Arg& arg : node.args) {
-    if (next == size) break;  // the rest are attributes
-    const bool list = arg.kind == ArgKind::kList;
-    const Py_ssize_t items = list ? arg.items.size() : 1;
-    for (Py_ssize_t i = 0; i < items && next < size; ++i) {
-      const Arg& item = list ? arg.items[i] : arg;
-      PyObject* passed = list ? PySequence_Fast_GET_ITEM(*args, i) : *args;
-      PyObject* input = EagerTensor_CheckExact(passed) ? passed
-                        : item.kind == ArgKind::kPythonFeed
-                            ? feeds_[item.index]
-                            : PyTuple_GET_ITEM(node.gradient_inputs, next);
-      Py_INCREF(input);
-      PyTuple_SET_ITEM(inputs, next++, input);
-    }
-    ++args;
-  }
+  ForEachInput(node, args, size, [&](Py_ssize_t i, const Arg& arg, PyObject* passed) {
+    PyObject* input = EagerTensor_CheckExact(passed)          ? passed
+                      : arg.kind == ArgKind::kPythonFeed ? feeds_[arg.index]
+                                                         : PyTuple_GET_ITEM(node.gradient_inputs, i);
+    Py_INCREF(input);
+    PyTuple_SET_ITEM(inputs, i, input);
+  });
   PyObject* done = TFE_Py_RecordGradient(node.op, inputs, node.gradient_attrs, results, Py_None);
   Py_DECREF(inputs);
   Py_XDECREF(done);
@@ -304,9 +466,10 @@ SlotState Walk::WaitSlot(int slot, Tensor* value, bool* interrupted) {
   if (state != SlotState::kPending) return state;
   const double start = Now();
   do {
-    Py_BEGIN_ALLOW_THREADS;
-    state = iteration->Wait(slot, 50, value);
-    Py_END_ALLOW_THREADS;
+    {
+      WithoutGil unlocked;
+      state = iteration->Wait(slot, 50, value);
+    }
     if (PyErr_CheckSignals() != 0) *interrupted = true;
   } while (state == SlotState::kPending && !*interrupted);
   python_wait_seconds += Now() - start;
@@ -327,7 +490,7 @@ bool Walk::Read(int output, Tensor* value) {
 
 bool Walk::End() {
   const int size = program->nodes.size();
-  if (cursor_ != size) {
+  if (!CanSkipToEnd()) {
     Fallback("ended-early", -1);
     return false;
   }
@@ -336,6 +499,7 @@ bool Walk::End() {
     Fallback("kept-tensor", output);
     return false;
   }
+  SkipTo(size);
   // First closed, then opened: whoever waits for closed iterations must not overlook this one.
   iteration->MarkClosed();
   PassBoundaries(program->boundaries.size(), -1);
@@ -349,11 +513,13 @@ bool Walk::Fallback(const char* code, int output) {
   Suspended suspended;
   PyObject* done = PyObject_CallFunction(on_fallback_, "si", code, output);
   Py_XDECREF(done);
-  if (done == nullptr) {  // an interrupt may have come before the callback got that far
+  if (done == nullptr && PyErr_ExceptionMatches(PyExc_Exception)) {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     Close();
     PyErr_Restore(type, error, trace);
+  } else if (done == nullptr) {
+    Interrupt();  // it may have come before the callback got that far
   }
   return done != nullptr;
 }
@@ -385,12 +551,12 @@ bool Walk::StopGraph(const std::vector<int>& needed) {
     return false;
   }
   iteration->Cancel();
-  while (launched_) {
-    bool finished;
-    Py_BEGIN_ALLOW_THREADS;
-    finished = iteration->WaitFinished(50);
-    Py_END_ALLOW_THREADS;
-    if (finished) break;
+  while (launched_ && !iteration->finished()) {
+    {
+      WithoutGil unlocked;
+      iteration->WaitFinished(50);
+    }
+    if (PyErr_CheckSignals() != 0) return false;
   }
   return true;
 }
@@ -401,12 +567,41 @@ PyObject* Walk::MadeBefore(int output) {
     Py_INCREF(value);
     return value;
   }
+  const OutputSpec& spec = (*program->outputs)[output];
+  if (spec.known != nullptr) return EagerTensorFromHandle(RefHandle(spec.known), false);
   Tensor tensor;
-  if (iteration->Peek((*program->outputs)[output].fetch, &tensor) != SlotState::kReady) {
+  if (spec.fetch < 0 || iteration->Peek(spec.fetch, &tensor) != SlotState::kReady) {
     PyErr_SetString(PyExc_RuntimeError, "a tensor from before the last boundary is not there");
     return nullptr;
   }
   return EagerTensorFromHandle(HandleFromTensor(tensor), false);
+}
+
+bool Walk::Make(int k, PyObject* function, PyObject* args) {
+  PyObject* made = PyObject_CallObject(function, args);
+  if (made == nullptr) return false;
+  const Node& node = program->nodes[k];
+  for (int i = 0; i < node.num_outputs; ++i) {
+    set_value(node.first_output + i, PyList_GET_ITEM(made, i));
+  }
+  Py_DECREF(made);
+  base_ = k + 1;
+  return true;
+}
+
+bool Walk::TakeFinished(bool wait, std::vector<int>* there) {
+  for (int k = base_; k < cursor_; ++k) {
+    const Node& node = program->nodes[k];
+    for (int i = node.first_output; i < node.first_output + node.num_outputs; ++i) {
+      if (values_[i] == nullptr) continue;
+      const int fetch = (*program->outputs)[i].fetch;
+      Tensor unused;
+      const bool ready = fetch >= 0 && iteration->Peek(fetch, &unused) == SlotState::kReady;
+      if ((ready || wait) && !FetchInto(i) && PyErr_Occurred()) return false;
+      if (AsPlaceholder(values_[i]) == nullptr) there->push_back(i);
+    }
+  }
+  return true;
 }
 
 bool Walk::FetchInto(int output) {
@@ -420,7 +615,7 @@ bool Walk::FetchInto(int output) {
   if (spec.fetch < 0 || spec.gate > passed_) return false;
   Tensor value;
   bool interrupted = false;
-  if (WaitSlot(spec.fetch, &value, &interrupted) != SlotState::kReady) return false;
+  if (WaitSlot(spec.fetch, &value, &interrupted) != SlotState::kReady || interrupted) return false;
   if (tensor == nullptr) return true;
   TFE_TensorHandle* real = HandleFromTensor(value);
   Settle(values_[output], real);
@@ -436,6 +631,11 @@ void Walk::Close() {
   }
 }
 
+void Walk::Interrupt() {
+  LeaveToPlain(this);
+  iteration->MarkInterrupted();
+}
+
 bool Walk::WaitChecked() {
   if (program->checked_slot < 0) return true;
   Tensor unused;
@@ -445,7 +645,9 @@ bool Walk::WaitChecked() {
 }
 
 void Walk::set_value(int output, PyObject* tensor) {
-  if (values_[output] != nullptr) Settle(values_[output], EagerTensor_Handle(tensor));
+  if (values_[output] != nullptr) return Settle(values_[output], EagerTensor_Handle(tensor));
+  Py_INCREF(tensor);
+  values_[output] = tensor;
 }
 
 void Walk::Release() {

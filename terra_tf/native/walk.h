@@ -1,8 +1,8 @@
 // The Walk: the PythonRunner's native half during one co-executed iteration.
 //
 // It checks each op call of the user's program against the Program, answers it with placeholders,
-// feeds what comes from outside, opens gates, and waits for what the program looks at. When the
-// program does anything else it calls `on_fallback` (terra_tf/runners), which replays the validated
+// feeds what comes from outside, decides which blocks are taken, opens gates, and waits for what the
+// program looks at. When the program does anything else it calls `on_fallback` (terra_tf/runners), which replays the validated
 // ops eagerly and leaves every placeholder a plain tensor. All members need the GIL.
 #pragma once
 #include <memory>
@@ -44,13 +44,24 @@ class Walk {
   bool CompleteBoundaries();
   // Ends the graph, after it has handed out what Python holds from before the base, and `needed`.
   bool StopGraph(const std::vector<int>& needed);
-  // The value of an output from before the base. New reference.
+  // The value of an output from before the base, or one that is there. New reference.
   PyObject* MadeBefore(int output);
+  // Executes the replay of node `k`, a call of a built-in function, and keeps its outputs; all that
+  // comes before is settled then, too. No signal's exception can come in between. False: exception.
+  bool Make(int k, PyObject* function, PyObject* args);
+  // Takes outputs from after the base as far as the graph has them or, with `wait`, is able to make
+  // them. Appends those that are there then; false with a Python exception set.
+  bool TakeFinished(bool wait, std::vector<int>* there);
   void Close();  // no reads come here any more; drops placeholders that nobody else holds
+  // Python has left in the middle and does not wait for what that takes: `on_fallback` is called
+  // when somebody looks.
+  void Interrupt();
   // Waits until all ops that may fail by value have succeeded, or the graph has ended.
   bool WaitChecked();
   int cursor() const { return cursor_; }
   int base() const { return base_; }
+  // The nodes that the program has run, ascending.
+  const std::vector<int>& path() const { return path_; }
   PyObject* value(int output) const { return values_[output]; }  // borrowed, may be null
   PyObject* feed(int index) const { return feeds_[index]; }
   void set_value(int output, PyObject* tensor);
@@ -67,14 +78,40 @@ class Walk {
   int64_t feeds_sent = 0, fetches_read = 0;
 
  private:
-  bool MatchArg(const Arg& arg, PyObject* x);
-  bool MatchFeed(int feed, const Arg& arg, PyObject* x);
-  PyObject* Answer(const Node& node, PyObject* const* args, bool record_gradient);
-  PyObject* RunInPlace(const Node& node, PyObject* const* args, Py_ssize_t count,
-                       PyObject* original);
+  // What a node that matches will put into a feed.
+  struct Binding {
+    int feed;
+    PyObject* object;  // owned
+    std::shared_ptr<Iteration> source;  // follows this one's slot; else `value` is known
+    int source_slot;
+    tensorflow::Tensor value;
+  };
+  using Dims = std::vector<tensorflow::PartialTensorShape>;
+
+  // The node from the cursor on, past blocks that may be skipped, that fits a call; -1 if none does.
+  // One that takes what it has taken before comes first, but for backward nodes, which are told apart
+  // by whether their forward node has run.
+  int Find(CallKind call, PyObject* const* args, Py_ssize_t count, Dims* dims);
+  int Find(bool as_before, CallKind call, PyObject* const* args, Py_ssize_t count, Dims* dims);
+  bool Fits(const Node& node, CallKind call, PyObject* const* args, Py_ssize_t count);
+  bool AnyCaptured(PyObject* const* args, Py_ssize_t count) const;
+  bool FitsArg(const Arg& arg, PyObject* x);
+  bool FitsFeed(int feed, const Arg& arg, PyObject* x);
+  bool FitsPlaceholder(int feed, const Arg& arg, PyObject* x, Placeholder* placeholder);
+  void Bind();
+  void DropBindings();
+  // Goes to a node, past blocks that are skipped; `Take` decides that node's own.
+  void SkipTo(int node);
+  void Take();
+  bool CanSkipToEnd() const;
+  bool InferShapes(const Node& node, PyObject* const* args, Dims* dims);
+  PyObject* Answer(const Node& node, PyObject* const* args, bool record_gradient, const Dims& dims);
+  PyObject* RunInPlace(int found, PyObject* const* args, Py_ssize_t count, PyObject* original);
+  int FindOutcome(CallKind call, PyObject* const* args, Py_ssize_t count, PyObject* result);
   PyObject* Nested(const Node& node, PyObject* results);
   void Passed(const Node& node);
-  bool KeepOutputs(const Node& node, PyObject* result);
+  void Ran();  // the node at the cursor
+  void KeepOutputs(const Node& node, PyObject* result);
   bool RecordGradient(const Node& node, PyObject* const* args, PyObject* results);
   // Opens the gates before `boundaries[count]`; false when that has ended in a fallback instead.
   // `wanted` is the output that somebody looks at, if any.
@@ -91,6 +128,10 @@ class Walk {
   bool launched_ = false;
   std::vector<PyObject*> values_;  // one strong reference per output made so far
   std::vector<PyObject*> feeds_;
+  std::vector<int> path_;
+  std::vector<char> ran_;  // per node
+  bool as_before_ = false;  // selects take only what they have taken before
+  std::vector<Binding> bindings_;  // of the node that is being compared
 };
 
 }  // namespace terra

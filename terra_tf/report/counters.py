@@ -83,10 +83,10 @@ class Source:
 
     Attributes:
       counters: its running totals.
-      shape: gives (traces, nodes) of its TraceGraph.
+      shape: gives (traces, nodes, branches, loops) of its TraceGraph.
     """
 
-    def __init__(self, counters: Counters, shape: Callable[[], tuple[int, int]]):
+    def __init__(self, counters: Counters, shape: Callable[[], tuple[int, int, int, int]]):
         self.counters = counters
         self.shape = shape
 
@@ -127,9 +127,11 @@ def stats_of(sources: Iterable[Source]) -> Stats:
     stats = Stats()
     for source in sources:
         _add(stats, source.counters)
-        traces, nodes = source.shape()
+        traces, nodes, branches, loops = source.shape()
         stats.traces += traces
         stats.nodes += nodes
+        stats.branches += branches
+        stats.loops += loops
 
     def reset() -> None:
         for source in sources:

@@ -25,7 +25,8 @@ def explain_runner(runner: PythonRunner, stats: Stats) -> str:
         )
     lines.append(
         f"  TraceGraph: {stats.traces} traces, {len(runner.tracegraph.sequences)} op sequences, "
-        f"{stats.nodes} nodes; {stats.graphs} graphs built in {stats.build_seconds:.2f} s"
+        f"{stats.nodes} nodes, {stats.branches} branches, {stats.loops} loops; "
+        f"{stats.graphs} graphs built in {stats.build_seconds:.2f} s"
     )
     lines.append(
         f"  Python waited {stats.python_wait_seconds:.3f} s for graphs; "
@@ -67,13 +68,16 @@ def _fallbacks(runner: PythonRunner) -> list[str]:
 
 def _reads(runner: PythonRunner) -> list[str]:
     sequences = runner.tracegraph.sequences
-    reads = sorted(sequences[-1].reads.values(), key=lambda r: r.position) if sequences else []
-    if reads and sequences[-1].graph is not None:  # shapes are known without the graph
-        reads = [read for read in reads if read.output in sequences[-1].graph.slots.fetches]
+    graph = sequences[-1].graph if sequences else None
+    if graph is None:
+        return ["  reads inside the step: not known yet"]
+    reads = sorted(graph.sequence.reads.values(), key=lambda read: read.position)
+    # Shapes are known without the graph.
+    reads = [read for read in reads if read.output in graph.slots.fetches]
     if not reads:
         return ["  reads inside the step: none"]
     lines = ["  reads inside the step (each waits for the graph):"]
-    trace = sequences[-1].trace
+    trace = graph.sequence.trace
     for read in reads[:_MOST]:
         lines.append(f"    {trace.producer(read.output).op} looked at by {read.location}")
     if len(reads) > _MOST:

@@ -1,8 +1,9 @@
 """Fallback: brings a co-executed iteration to the state that eager would have, exactly.
 
 The graph is stopped. What stood behind an opened gate has been made and stays; everything after the
-last passed boundary is executed again, eagerly and in program order, effects included. Ops that ran
-in place are not repeated. Then every placeholder that Python still holds becomes a plain tensor.
+last passed boundary is executed again, eagerly and in program order, effects included, as far as
+something needs it that the graph has not finished. Ops that ran in place are not repeated. Then
+every placeholder that Python still holds becomes a plain tensor.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import tensorflow as tf
 
 from terra_tf import tensorflow_internals
 from terra_tf.generation.generated import GeneratedGraph
-from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.effects import Effect
 from terra_tf.tracing.trace import Kind, Node, Output, Outside
 
@@ -21,59 +21,66 @@ from terra_tf.tracing.trace import Kind, Node, Output, Outside
 class Replay:
     """Executes the validated part of a walk eagerly."""
 
-    def __init__(self, walk: Any, sequence: Sequence, graph: GeneratedGraph):
-        """Prepares a replay of `walk`, which went along `sequence` with `graph`."""
+    def __init__(self, walk: Any, graph: GeneratedGraph):
+        """Prepares a replay of `walk`, which went along `graph`."""
         self._walk = walk
-        self._trace = sequence.trace
+        self._trace = graph.sequence.trace
         self._graph = graph
-        self._made: dict[int, tf.Tensor] = {}
+        self._positions: list[int] | None = None  # of what is to be executed
 
     def run(self) -> None:
         """Replays from the walk's base to its cursor.
 
+        Ctrl-C may interrupt it anywhere; called again, it goes on where it was.
+
         Raises:
           tf.errors.OpError: what eager would have raised at an op; the message names its line.
         """
-        self._walk.complete_boundaries()
-        self._walk.stop_graph(self._taken_from_before_the_base())
-        for node in self._needed_nodes():
-            for output, tensor in zip(node.outputs, self._execute(node), strict=True):
-                self._made[output] = tensor
-                self._walk.settle(output, tensor)
+        if self._positions is None:
+            self._walk.complete_boundaries()
+            # Whoever does not wait for the replay has left the graph the time to get far.
+            there = self._walk.take_finished(self._walk.interrupted)
+            self._walk.stop_graph(self._taken_from_before_the_base())
+            self._positions = self._needed(frozenset(there))
+        for k in self._positions:
+            if k >= self._walk.base:
+                self._make(k)
 
-    def _needed_nodes(self) -> list[Node]:
+    def _needed(self, there: frozenset[int]) -> list[int]:
         """What has effects, may fail or makes what Python holds, and what that takes; in order."""
-        wanted = set(self._walk.alive())
+        wanted = set(self._walk.alive()) - there
         fallible = self._graph.plan.fallible
-        nodes = []
-        for k in reversed(range(self._walk.base, self._walk.cursor)):
+        positions = []
+        for k in reversed(self._walk.path):
             node = self._trace.nodes[k]
-            if node.misses or node.in_place:
+            if k < self._walk.base or node.misses or node.in_place:
                 continue
             needed = node.effect in (Effect.ASSIGN, Effect.WRITE) or fallible[k]
             if needed or not wanted.isdisjoint(node.outputs):
-                nodes.append(node)
+                positions.append(k)
                 wanted.update(s.index for s in node.inputs if isinstance(s, Output))
-        return nodes[::-1]
+                wanted -= there
+        return positions[::-1]
 
     def _taken_from_before_the_base(self) -> list[int]:
         """Outputs that nodes to be replayed take from nodes that are not."""
-        nodes = self._trace.nodes[self._walk.base : self._walk.cursor]
+        nodes = [self._trace.nodes[k] for k in self._walk.path if k >= self._walk.base]
         first = nodes[0].first_output if nodes else 0
         inputs = {s.index for node in nodes for s in node.inputs if isinstance(s, Output)}
         return sorted(index for index in inputs if index < first)
 
-    def _execute(self, node: Node) -> list[tf.Tensor]:
+    def _make(self, k: int) -> None:
+        node = self._trace.nodes[k]
         inputs = [self._input(source) for source in node.inputs]
+        call, args = tensorflow_internals.raw_call(node.op, inputs, node.attrs, node.num_outputs)
         try:
-            return tensorflow_internals.execute_raw(node.op, inputs, node.attrs, node.num_outputs)
+            self._walk.make(k, call, args)
         except Exception as error:
             raise located_error(error, node) from None
 
     def _input(self, source: Output | Outside) -> tf.Tensor:
         if isinstance(source, Output):
-            made = self._made.get(source.index)
-            return self._walk.made_before(source.index) if made is None else made
+            return self._walk.made_before(source.index)
         external = self._trace.externals[source.index]
         if external.kind is Kind.RESOURCE:
             return external.tensor

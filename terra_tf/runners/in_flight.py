@@ -3,11 +3,18 @@
 They are kept until their graph has ended, because an error in the graph is answered by replaying
 the iteration eagerly, and that needs what was fed to it. Iterations are recovered in the order in
 which they were launched, so that each replay starts from the state it should.
+
+An iteration that was left by Ctrl-C has no end of its own: its graph goes on as far as it can
+without Python, and the rest is replayed when somebody looks at a tensor or a variable of it. So an
+interrupt never waits for a long computation, and still nothing of the iteration is lost.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from terra_tf import native
@@ -17,7 +24,8 @@ if TYPE_CHECKING:
 
 _lock = threading.RLock()
 _iterations: list[CoExecutedIteration] = []
-_recovering = threading.local()
+_recovering = threading.local()  # .active: this thread is at it
+_one_at_a_time = threading.Lock()
 _forgotten: list[CoExecutedIteration] = []
 _errors: dict[int, list[Exception]] = {}  # thread -> what it has yet to be told
 
@@ -41,22 +49,36 @@ def settle_finished(lead: int) -> None:
     with _lock:
         waiting = [iteration for iteration in _iterations if iteration.thread == me]
     for position, iteration in enumerate(waiting):
+        if iteration.walk.interrupted:
+            break
         iteration.walk.wait_checked()
         if len(waiting) - position > lead:
-            while not iteration.walk.wait_finished(50):
-                pass
+            _wait_for(iteration)
     drop_finished()
 
 
 def drop_finished() -> None:
-    """Forgets what has ended well; recovers what has failed."""
+    """Forgets what has ended well; recovers what has failed or was interrupted."""
     with _lock:
         # `finished` is asked before `failed`: what ends in between is looked at next time.
-        _iterations[:] = [i for i in _iterations if not i.walk.finished or i.walk.failed]
-        failed = any(iteration.walk.failed for iteration in _iterations)
+        _iterations[:] = [i for i in _iterations if not i.walk.finished or _is_failed(i)]
+        failed = any(_is_failed(iteration) for iteration in _iterations)
     if failed:
         recover(-1)
     _tell(threading.get_ident())
+
+
+def _is_interrupted(iteration: CoExecutedIteration) -> bool:
+    return iteration.walk.interrupted
+
+
+def _is_failed(iteration: CoExecutedIteration) -> bool:
+    return iteration.walk.failed or iteration.walk.interrupted
+
+
+def _wait_for(iteration: CoExecutedIteration) -> None:
+    while not iteration.walk.wait_finished(50):
+        pass
 
 
 def _tell(thread: int) -> None:
@@ -66,31 +88,49 @@ def _tell(thread: int) -> None:
 
 
 def recover(_: int) -> None:
-    """Replays, in order, all iterations whose graph failed.
+    """Replays, in order, all iterations whose graph failed or that were interrupted.
 
     An error belongs to the thread that ran the iteration; another one keeps it for that thread.
 
     Raises:
       tf.errors.OpError: what eager would have raised.
     """
+    _recover(_is_failed)
+    _tell(threading.get_ident())
+
+
+def _recover(is_due: Callable[[CoExecutedIteration], bool]) -> None:
     if getattr(_recovering, "active", False):
         return
     _recovering.active = True
     try:
-        while True:
-            with _lock:
-                iteration = next((i for i in _iterations if i.walk.failed), None)
-                if iteration is None:
-                    break
-                _iterations.remove(iteration)
-            iteration.walk.mark_recovered()
-            try:
-                iteration.recover()
-            except Exception as error:
-                _errors.setdefault(iteration.thread, []).append(error)
+        with _one_at_a_time:
+            while (iteration := _first(is_due)) is not None:
+                try:
+                    iteration.recover()
+                except Exception as error:
+                    _errors.setdefault(iteration.thread, []).append(error)
+                # Only now: what Ctrl-C interrupts goes on when recovery is asked for again.
+                iteration.walk.mark_recovered()
+                with _lock:
+                    _iterations.remove(iteration)
     finally:
         _recovering.active = False
-    _tell(threading.get_ident())
+
+
+def _first(is_due: Callable[[CoExecutedIteration], bool]) -> CoExecutedIteration | None:
+    """The first iteration that is due, once it is known how those before it have ended."""
+    while True:
+        with _lock:
+            due = next((i for i in _iterations if is_due(i)), None)
+            if due is None:
+                return None
+            earlier = _iterations[: _iterations.index(due)]
+        running = [i for i in earlier if i.thread == due.thread and not i.walk.finished]
+        if not running:
+            return due
+        for iteration in running:
+            _wait_for(iteration)
 
 
 def forget_all() -> None:
@@ -99,13 +139,31 @@ def forget_all() -> None:
     _iterations.clear()
 
 
-def wait_for_all() -> None:
+def end_all() -> None:
     """Waits until every graph has ended, whatever became of it."""
+    _recover(_is_interrupted)
+    _wait_for_uninterrupted()
+
+
+def shut_down() -> None:
+    """At the program's end: waits for graphs and prints the errors that nobody has asked for.
+
+    What was interrupted stays as it is, and so does all that is on its way in a program that ends
+    by Ctrl-C: whoever still looks at it waits for it.
+    """
+    if getattr(sys, "last_type", None) is KeyboardInterrupt:
+        return
+    _wait_for_uninterrupted()
+    _recover(lambda iteration: _is_failed(iteration) and not _is_interrupted(iteration))
+    for error in _errors.pop(threading.get_ident(), []):
+        traceback.print_exception(error)
+
+
+def _wait_for_uninterrupted() -> None:
     with _lock:
-        waiting = list(_iterations)
+        waiting = [iteration for iteration in _iterations if not _is_interrupted(iteration)]
     for iteration in waiting:
-        while not iteration.walk.wait_finished(50):
-            pass
+        _wait_for(iteration)
 
 
 def sync() -> None:

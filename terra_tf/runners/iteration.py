@@ -5,7 +5,7 @@ Each is begun before the user's code and then either ends with it or aborts with
 
 from __future__ import annotations
 
-import dataclasses
+import sys
 import threading
 from collections.abc import Hashable
 from collections.abc import Sequence as Tensors
@@ -17,10 +17,11 @@ from terra_tf.generation.generated import GeneratedGraph
 from terra_tf.runners import in_flight
 from terra_tf.runners.fallback import Replay
 from terra_tf.runners.graph_runner import graph_runner
+from terra_tf.runners.prefix import Prefix
 from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.location import user_location
 from terra_tf.tracing.recorder import Recorder
-from terra_tf.tracing.trace import Items, Kind, Outside, Read, Trace
+from terra_tf.tracing.trace import Node, Read, Trace
 
 if TYPE_CHECKING:
     from terra_tf.runners.python_runner import PythonRunner
@@ -90,8 +91,10 @@ class CoExecutedIteration:
         self._graph = graph
         self._recorder: Recorder | None = None
         self._fell_back: str | None = None
+        self._walked: tuple[int, ...] = ()
         self.thread = threading.get_ident()
         self.walk = native.core.Walk(graph.program, self._on_fallback)
+        self._replay = Replay(self.walk, graph)
 
     def begin(self) -> None:
         """Enters the mode; called right before the user's code."""
@@ -110,10 +113,12 @@ class CoExecutedIteration:
             in_flight.add(self)
             self._runner.completed(self._key, self._sequence, self.walk)
             return
+        if self.walk.interrupted:
+            in_flight.add(self)
         if trace is None:
             self._runner.aborted(self._fell_back, self._sequence)
         else:
-            self._runner.learn(self._key, trace, fallen_back=(self._fell_back, self._sequence))
+            self._runner.learn(self._key, trace, self._sequence, self._walked)
 
     def _finish_recording(self) -> Trace | None:
         recorder, self._recorder = self._recorder, None
@@ -125,7 +130,12 @@ class CoExecutedIteration:
             in_flight.add(self)
             return
         try:
-            if self._fell_back is None:
+            if self.walk.interrupted:
+                in_flight.add(self)
+            elif self._fell_back is None and isinstance(sys.exc_info()[1], KeyboardInterrupt):
+                self._note_fallback("exception")
+                self._leave_for_later()
+            elif self._fell_back is None:
                 self.walk.fallback("exception")
         finally:
             if self._recorder is not None:
@@ -135,98 +145,87 @@ class CoExecutedIteration:
             self._runner.aborted(self._fell_back, self._sequence)
 
     def recover(self) -> None:
-        """Replays an iteration whose graph failed after Python had left it."""
-        self._replay()
+        """Replays what the graph has not made; after a Ctrl-C, called again, goes on."""
+        try:
+            self._replay.run()
+        except Exception:
+            self.walk.close()
+            raise
+        self.walk.close()
+
+    def _leave_for_later(self) -> None:
+        """Puts the replay off until somebody looks: Ctrl-C must not wait for it."""
+        self.walk.interrupt()
+        in_flight.add(self)
 
     # --- fallback ---
 
     def _on_fallback(self, code: str, output: int) -> None:
         """Called by the native half at the op, read or end that no trace covers."""
-        self._fell_back = code
+        if self.walk.interrupted:
+            in_flight.recover(-1)
+            return
         alive = frozenset(self.walk.alive())
-        position = self.walk.cursor
-        expected = self._sequence.trace.nodes[position : position + 1]
-        self._runner.note_fallback(code, expected[0] if expected else None, user_location())
+        expected = self._note_fallback(code)
         self.walk.leave_to_plain()
         try:
-            self._replay()
-        finally:
-            self.walk.close()
+            self.recover()
+        except KeyboardInterrupt:
+            self._leave_for_later()
+            raise
         if code not in ("exception", "other-thread"):
             self._record_on(code, output, alive)
             if self._runner.raises_on_new_trace:
                 self._raise_new_trace(code, expected)
         self.walk.release()
 
-    def _replay(self) -> None:
-        Replay(self.walk, self._sequence, self._graph).run()
+    def _note_fallback(self, code: str) -> Node | None:
+        """Notes where a fallback happens; returns what was expected there."""
+        self._fell_back = code
+        position = self.walk.cursor
+        nodes = self._graph.sequence.trace.nodes
+        expected = nodes[position] if position < len(nodes) else None
+        self._runner.note_fallback(code, expected, user_location())
+        return expected
 
     def _record_on(self, code: str, output: int, alive: frozenset[int]) -> None:
         """Goes on as a traced iteration that has begun with what was replayed."""
-        prefix = self._prefix()
-        recorder = Recorder(self._arguments, prefix, self._runner.loop)
-        for number in range(len(prefix.outputs)):
-            value = self.walk.value(number)
+        prefix = Prefix(self.walk, self._graph)
+        trace = prefix.trace
+        recorder = Recorder(self._arguments, trace, self._runner.loop)
+        for known, number in prefix.outputs.items():
+            value = self.walk.value(known)
             if value is not None:
                 recorder.adopt_output(value, number)
-        for index, external in enumerate(prefix.externals):
-            feed = self._graph.slots.external_feeds.get(index)
-            if external.kind is Kind.RESOURCE:
-                recorder.adopt_external(external.tensor, index)
-            elif external.kind is Kind.TENSOR and feed is not None:
-                value = self.walk.feed(feed)
-                if value is not None:
-                    recorder.adopt_external(value, index)
+        for tensor, index in prefix.tensors:
+            recorder.adopt_external(tensor, index)
         self._learn_from(code, output, prefix, alive)
+        self._walked = prefix.ids
         self._recorder = recorder
         recorder.start()
 
-    def _prefix(self) -> Trace:
-        trace, position = self._sequence.trace, self.walk.cursor
-        nodes = trace.nodes[:position]
-        outputs = sum(node.num_outputs for node in nodes)
-        externals = 1 + max(
-            (source.index for node in nodes for source in _outside(node.args)), default=-1
-        )
-        return Trace(
-            # Copies, because a recorder may still change the effect of a node.
-            nodes=[dataclasses.replace(node) for node in nodes],
-            outputs=trace.outputs[:outputs],
-            externals=[dataclasses.replace(x) for x in trace.externals[:externals]],
-            reads={o: r for o, r in self._sequence.reads.items() if r.position <= position},
-            kept={p: kept for p, kept in self._sequence.kept.items() if p <= position},
-        )
-
-    def _learn_from(self, code: str, output: int, prefix: Trace, kept: frozenset[int]) -> None:
+    def _learn_from(self, code: str, output: int, prefix: Prefix, kept: frozenset[int]) -> None:
         """Adds to the trace what made the graph unfit, so that the next one fits."""
-        position = self.walk.cursor
+        trace = prefix.trace
+        position = len(trace.nodes)
         if code in ("unexpected-read", "early-read"):
-            known = prefix.reads.get(output)
+            number = prefix.outputs[output]
+            known = trace.reads.get(number)
             if known is None or known.position > position:
-                prefix.reads[output] = Read(output, position, user_location())
+                trace.reads[number] = Read(number, position, user_location())
         if code in ("unexpected-read", "early-read", "kept-tensor"):
-            prefix.kept[position] = prefix.kept.get(position, frozenset()) | kept
-            for cut in self._graph.plan.boundaries:
-                if cut <= position:
-                    before = frozenset(o for o in kept if self._sequence.producers[o] < cut)
-                    prefix.kept[cut] = prefix.kept.get(cut, frozenset()) | before
+            producers = self._graph.sequence.producers
+            for cut in (self.walk.cursor, *self._graph.plan.boundaries):
+                if cut <= self.walk.cursor:
+                    held = frozenset(prefix.outputs[o] for o in kept if producers[o] < cut)
+                    prefix.keep(cut, held)
 
-    def _raise_new_trace(self, code: str, expected: list[Any]) -> None:
+    def _raise_new_trace(self, code: str, expected: Node | None) -> None:
         self._recorder.abandon()
         self._recorder = None
         native.core.enter_plain()
-        was = f"{expected[0].op} at {expected[0].location}" if expected else "the end of the step"
+        was = f"{expected.op} at {expected.location}" if expected else "the end of the step"
         raise NewTraceError(
             f"{self._runner.name}: the step did something new ({code}). Expected: {was}. "
             f"Now at: {user_location()}."
         )
-
-
-def _outside(args: tuple[Any, ...]) -> list[Outside]:
-    found = []
-    for arg in args:
-        if isinstance(arg, Items):
-            found += _outside(arg.items)
-        elif isinstance(arg, Outside):
-            found.append(arg)
-    return found

@@ -10,14 +10,13 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import traceback
 import warnings
 from collections.abc import Sequence as Tensors
 from typing import Any
 
 from terra_tf import native
 from terra_tf.configuration import settings
-from terra_tf.generation.generated import GeneratedGraph, generate
+from terra_tf.generation.generated import generate
 from terra_tf.report import observers
 from terra_tf.report.counters import Counters
 from terra_tf.report.reasons import Fallback, FallbackLog
@@ -29,7 +28,7 @@ from terra_tf.tracegraph.graph import Key, TraceGraph
 from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.handlers import Loop
 from terra_tf.tracing.location import Location
-from terra_tf.tracing.trace import Kind, Node, Trace, first_difference
+from terra_tf.tracing.trace import Kind, Node, Trace
 
 Iteration = EagerIteration | TracedIteration | CoExecutedIteration
 _EAGER = EagerIteration()
@@ -103,15 +102,17 @@ class PythonRunner:
         sequence = self.tracegraph.expected(key)
         if sequence is None or not self.tracegraph.ready(sequence) or _shared(sequence):
             return TracedIteration(self, key, arguments)
-        graph = sequence.graph or self._generate(sequence)
+        if self.tracegraph.outdated(sequence):
+            self._generate(sequence)
+        graph = sequence.graph
         return CoExecutedIteration(self, key, arguments, sequence, graph)
 
-    def _generate(self, sequence: Sequence) -> GeneratedGraph:
+    def _generate(self, sequence: Sequence) -> None:
         graph = sequence.graph = generate(sequence, self.name, self._exact)
         sequence.builds += 1
+        sequence.missed = 0
         self.counters.graphs += 1
         self.counters.build_seconds += graph.seconds
-        return graph
 
     # --- reports of iterations ---
 
@@ -119,22 +120,34 @@ class PythonRunner:
         """An iteration ran through as co-executed."""
         self.counters.coexecuted += 1
         self._count_walk(walk)
-        self.counters.ops_per_iteration = len(sequence.trace.nodes)
+        self.counters.ops_per_iteration = len(walk.path)
         sequence.completed += 1
         self.tracegraph.use(key, sequence)
         self.retreat.ended(True)
 
     def learn(
-        self, key: Key, trace: Trace, fallen_back: tuple[str, Sequence] | None = None
+        self,
+        key: Key,
+        trace: Trace,
+        left: Sequence | None = None,
+        walked: tuple[int, ...] = (),
     ) -> None:
-        """An iteration was traced, from its start or from a fallback on."""
-        if fallen_back is None:
+        """An iteration was traced, from its start or from a fallback on.
+
+        Args:
+          key: how it was called.
+          trace: what it did.
+          left: the sequence along which it was co-executed before it fell back.
+          walked: the nodes of that sequence which it had run by then.
+        """
+        if left is None:
             self.counters.traced += 1
         else:
             self.counters.fallen_back += 1
-            self._complete_note(trace, fallen_back[1])
+            if len(walked) < len(trace.nodes):
+                self.fallbacks.complete_last(trace.nodes[len(walked)])
         self.counters.ops_per_iteration = len(trace.nodes)
-        self.tracegraph.add(key, trace)
+        self.tracegraph.add(key, trace, left, walked)
         self.retreat.ended(False)
 
     def aborted(self, code: str | None, sequence: Sequence) -> None:
@@ -148,11 +161,6 @@ class PythonRunner:
         fallback = Fallback(code, expected, actual)
         if self.fallbacks.add(fallback) and self._on_new_trace == "warn":
             warnings.warn(f"{self.name}: {fallback}", RuntimeWarning, stacklevel=2)
-
-    def _complete_note(self, trace: Trace, sequence: Sequence) -> None:
-        position = first_difference(sequence.trace, trace)
-        if position is not None and position < len(trace.nodes):
-            self.fallbacks.complete_last(trace.nodes[position])
 
     def _count_walk(self, walk: Any) -> None:
         self.counters.feeds += walk.feeds_sent
@@ -183,7 +191,7 @@ def initialise() -> None:
             return
         atexit.register(_shut_down)
         # A child inherits whatever locks a running graph holds, so none may run just then.
-        os.register_at_fork(before=in_flight.wait_for_all, after_in_child=_in_forked_child)
+        os.register_at_fork(before=in_flight.end_all, after_in_child=_in_forked_child)
         _initialised, _owner = True, os.getpid()
 
 
@@ -191,11 +199,7 @@ def _shut_down() -> None:
     """Lets what is on its way finish, so that no graph runs into the interpreter's end."""
     if os.getpid() != _owner:  # a forked child has no graphs of its own
         return
-    in_flight.wait_for_all()
-    try:
-        in_flight.drop_finished()
-    except Exception as error:  # nobody is left to raise it to
-        traceback.print_exception(error)
+    in_flight.shut_down()
     stop_graph_runner()
 
 

@@ -19,20 +19,22 @@ _DEEPEST = 16
 _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 
-Key = tuple[Hashable, Hashable]
+Key = tuple[Hashable, ...]  # from fine to coarse
 
 
 def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Any]]:
     """The key of a call, and the tensors among its arguments.
 
-    The key has two parts: all that is known, and dtypes and shapes of the tensors alone, which
-    serve where the whole has not been seen before.
+    The key has three parts, the later ones for when the earlier ones have not been seen before: all
+    that is known; dtypes and shapes of the tensors alone; their dtypes and ranks.
     """
     tensors: list[Any] = []
     key = tuple([_key(value, tensors) for value in args])
     if kwargs:
         key += tuple([(name, _key(value, tensors)) for name, value in kwargs.items()])
-    return (key, tuple([dtype_and_shape(tensor) for tensor in tensors])), tensors
+    shapes = tuple([dtype_and_shape(tensor) for tensor in tensors])
+    ranks = tuple([(dtype, len(shape)) for dtype, shape in shapes])
+    return (("all", key), ("shapes", shapes), ("ranks", ranks)), tensors
 
 
 def _key(value: Any, tensors: list[Any], depth: int = 0) -> Hashable:

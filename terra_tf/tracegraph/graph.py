@@ -1,20 +1,27 @@
 """The TraceGraph of one step.
 
-At present it is a bounded set of straight op sequences. `add` merges a new trace into the sequence
-that covers it, or keeps it as a new one; `expected` says which sequence an iteration will probably
-follow, by what was passed to the step and by what came last.
+It is a bounded set of Sequences, each the merged traces of one way through the step. `add` merges a
+new trace into the sequence that is most like it, or keeps it as a new one where none is;
+`expected` says which sequence an iteration will probably follow, by what was passed to the step and
+by what came last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
+from terra_tf.tracegraph.identity import identify
 from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.trace import Trace
 
 _MOST_KEYS = 1000
+_SIMILAR = 0.3  # share of its nodes that a trace has to have in common with a sequence
+_MOST_NODES = 4  # times the nodes of a trace that a sequence may have
+_SPARE_NODES = 2000  # and these
+_MOST_TRACES = 8  # before a graph is generated although each trace was new
+_PATIENT_FROM = 2  # builds after which new ones come ever later
 
-Key = tuple[Hashable, Hashable]  # see runners/signature.py
+Key = tuple[Hashable, ...]  # from fine to coarse; see runners/signature.py
 
 
 class TraceGraph:
@@ -25,7 +32,7 @@ class TraceGraph:
 
         Args:
           max_graphs: how many sequences may hold a generated graph.
-          build_after: how many agreeing traces a sequence needs before a graph is generated.
+          build_after: how many traces a sequence needs before a graph is generated.
         """
         self._max_graphs = max_graphs
         self._build_after = build_after
@@ -43,23 +50,63 @@ class TraceGraph:
         """Nodes of all sequences together."""
         return sum(len(sequence.trace.nodes) for sequence in self._sequences)
 
-    def add(self, key: Key, trace: Trace) -> Sequence:
-        """Merges a trace of an iteration that was called with `key`."""
+    @property
+    def branches(self) -> int:
+        """Branch regions of all sequences together."""
+        return sum(sequence.branches for sequence in self._sequences)
+
+    @property
+    def loops(self) -> int:
+        """Loops of varying length of all sequences together."""
+        return sum(sequence.loops for sequence in self._sequences)
+
+    def add(
+        self,
+        key: Key,
+        trace: Trace,
+        left: Sequence | None = None,
+        walked: tuple[int, ...] = (),
+    ) -> Sequence:
+        """Merges a trace of an iteration that was called with `key`.
+
+        Args:
+          key: how the iteration was called.
+          trace: what it did.
+          left: the sequence along which it was co-executed before it fell back.
+          walked: ids of that sequence's nodes that its first nodes are.
+        """
         self.traces += 1
-        for sequence in reversed(self._sequences):
-            if sequence.covers(trace):
-                sequence.merge(trace)
-                break
-        else:
+        identify(trace)
+        sequence = left if left in self._sequences else self._most_similar(key, trace)
+        if sequence is None or len(sequence.trace.nodes) > self._most_nodes(trace):
             sequence = Sequence.of(trace)
             self._sequences.append(sequence)
+        else:
+            sequence.merge(trace, walked if sequence is left else ())
         self.use(key, sequence)
         return sequence
 
+    def _most_similar(self, key: Key, trace: Trace) -> Sequence | None:
+        likely = self.expected(key)
+        # The first iteration often makes variables, and then it comes only once.
+        made = trace.variables_made
+        alike = [s for s in self._sequences if s.variables_made == made]
+        order = sorted(reversed(alike), key=lambda s: s is not likely)
+        if not order:
+            return None
+        best = max(order, key=lambda sequence: sequence.similarity(trace))
+        return best if best.similarity(trace) >= _SIMILAR else None
+
+    def _most_nodes(self, trace: Trace) -> int:
+        return _MOST_NODES * len(trace.nodes) + _SPARE_NODES
+
     def expected(self, key: Key) -> Sequence | None:
         """The sequence to expect for an iteration that is called with `key`."""
-        whole, shapes = key
-        return self._by_key.get(whole) or self._by_key.get(shapes)
+        for part in key:
+            sequence = self._by_key.get(part)
+            if sequence is not None:
+                return sequence
+        return None
 
     def use(self, key: Key, sequence: Sequence) -> None:
         """Notes that an iteration with `key` went along `sequence`."""
@@ -75,8 +122,22 @@ class TraceGraph:
         self._evict()
 
     def ready(self, sequence: Sequence) -> bool:
-        """Whether enough is known of a sequence to generate a graph from it."""
-        return sequence.seen >= self._build_after
+        """Whether an iteration that is expected to follow a sequence can be co-executed."""
+        if sequence.graph is not None:
+            return True
+        if sequence.seen < self._build_after:
+            return False
+        return not sequence.learned or sequence.seen >= _MOST_TRACES
+
+    def outdated(self, sequence: Sequence) -> bool:
+        """Whether a new graph should be generated for a sequence.
+
+        A graph from an earlier state serves all paths that it knows. The more often it was
+        generated anew, the more traces have to show something new before it is again.
+        """
+        if sequence.graph is None:
+            return True
+        return sequence.missed >= 2 ** max(0, sequence.builds - _PATIENT_FROM)
 
     def _evict(self) -> None:
         # Sequences without a graph are cheap but not free: they may be a few times as many.

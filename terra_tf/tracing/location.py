@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import sysconfig
-from types import FrameType
+from types import CodeType, FrameType
 
 import keras
 import tensorflow as tf
@@ -27,6 +27,8 @@ _LIBRARIES = tuple(
         sysconfig.get_path("stdlib"),
     )
 )
+_API = os.path.join(_OURS, "api.py")
+_DEPTH = 12  # frames to keep at most
 _SITE_PACKAGES = os.path.dirname(os.path.dirname(tf.__file__)) + os.sep
 
 
@@ -40,9 +42,20 @@ def is_users(filename: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Location:
-    """Frames of the user's program as (file, line, function), innermost first."""
+    """Frames of the user's program.
+
+    Attributes:
+      frames: (file, line, function), innermost first.
+      inside: how many of them belong to the region, not to what has called it.
+    """
 
     frames: tuple[tuple[str, int, str], ...]
+    inside: int = 12
+
+    @property
+    def place(self) -> tuple[tuple[str, int, str], ...]:
+        """Where in the region, however that was called."""
+        return self.frames[: self.inside]
 
     def __str__(self) -> str:
         if not self.frames:
@@ -54,17 +67,20 @@ class Location:
 NOWHERE = Location(())
 
 
-def user_location(depth: int = 12) -> Location:
+def user_location(loop: CodeType | None = None) -> Location:
     """The location of the call in progress.
 
     Args:
-      depth: how many of the user's frames to keep at most.
+      loop: the code around the loop whose body is the region, if it is one.
     """
     frames = []
+    inside = None
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and len(frames) < depth:
+    while frame is not None and len(frames) < _DEPTH:
         code = frame.f_code
         if is_users(code.co_filename):
             frames.append((code.co_filename, frame.f_lineno, code.co_name))
+        if inside is None and (code is loop or (code.co_filename == _API and loop is None)):
+            inside = len(frames)
         frame = frame.f_back
-    return Location(tuple(frames))
+    return Location(tuple(frames), len(frames) if inside is None else inside)

@@ -7,6 +7,7 @@ attributes and inputs after conversion. The recorder holds no tensor of the prog
 
 from __future__ import annotations
 
+import enum
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +45,16 @@ from terra_tf.tracing.trace import (
 )
 
 _RESOURCE, _VARIANT, _STRING = 20, 21, 7
+_SUM_OF_GRADIENTS = "AddN"  # called by tapes outside of any gradient function
 _UNSIZED = frozenset({_RESOURCE, _VARIANT, _STRING})
+
+
+class Ran(enum.IntEnum):
+    """How a call ran; numbers as in native/session.h."""
+
+    RECORDED = 0
+    NESTED = 1  # it called ops of its own, e.g. for a forward-mode derivative
+    IN_PLACE = 2  # at the end of a walk, before the recorder was there
 
 
 class Recorder:
@@ -64,6 +74,7 @@ class Recorder:
           prefix: what the iteration has done already, when it begins as a co-executed one.
         """
         self._loop = loop
+        self._region = None if loop is None else loop.code
         self.trace = prefix if prefix is not None else Trace()
         self._alive: dict[
             int, tuple[int, weakref.ref[Any]]
@@ -74,7 +85,12 @@ class Recorder:
         self._seen: list[tuple[Any, ...]] = []  # op callbacks of the call in progress
         self._callback = self._on_op  # one object, so that it can be removed again
         self._uncertain: set[int] = set()  # outputs whose shape depends on values
+        self._takers: dict[tuple[str, int], int] = {}  # (op, output) -> last node that takes it
+        self._gradient: Any = None  # what gradient is being computed
+        self._forward: int | None = None  # of which node that is
         self._effects_seen = prefix is not None
+        for position, node in enumerate(self.trace.nodes):
+            self._note_inputs(position, node)
 
     # --- life ---
 
@@ -114,21 +130,23 @@ class Recorder:
 
     # --- called by the native hooks ---
 
-    def on_call(self, call: int, args: tuple[Any, ...], result: Any, nested: int) -> int:
+    def on_call(self, call: int, args: tuple[Any, ...], result: Any, ran: int) -> int:
         """Adds the node of a call that succeeded; returns the number of its first output.
 
         Args:
           call: the entry point, as in Call.
           args: its arguments.
           result: what it returned.
-          nested: whether it called ops of its own.
+          ran: how it ran, as in Ran.
         """
         op = _op_name(args[1 if call == Call.FAST_PATH else 2])
         seen, self._seen = self._seen, []
         returned = _as_list(result)
         effect = self._effect(op, Call(call), args)
-        if nested and effect is Effect.PURE:
-            effect = Effect.LOCAL  # it called ops of its own, e.g. for a forward-mode derivative
+        if ran != Ran.RECORDED and effect is Effect.PURE:
+            effect = Effect.LOCAL
+        elif ran == Ran.IN_PLACE and not runs_in_place(effect):
+            effect = Effect.BARRIER
         if runs_in_place(effect):
             node = self._in_place_node(op, Call(call), args)
         elif call == Call.FAST_PATH:
@@ -140,10 +158,12 @@ class Recorder:
         node.num_outputs = len(returned)
         node.result = _result_kind(result)
         node.groups = _groups(result)
-        node.location = user_location()
+        node.location = user_location(self._region)
         if node.in_place:
             self._note_kept()
         self._effects_seen |= effect is not Effect.PURE
+        node.gradient_of = self._gradient_of(op)
+        self._note_inputs(len(self.trace.nodes), node)
         self.trace.nodes.append(node)
         self._note_uncertain(node)
         for i, tensor in enumerate(returned):
@@ -151,7 +171,7 @@ class Recorder:
             self._remember(tensor, node.first_output + i)
         return node.first_output
 
-    def on_miss(self, call: int, args: tuple[Any, ...], _: None, nested: int) -> int:
+    def on_miss(self, call: int, args: tuple[Any, ...], _: None, ran: int) -> int:
         """Notes that the fast path refused a call."""
         self._seen = []
         self.trace.nodes.append(
@@ -165,12 +185,12 @@ class Recorder:
                 num_outputs=0,
                 result=Result.NONE,
                 misses=True,
-                location=user_location(),
+                location=user_location(self._region),
             )
         )
         return -1
 
-    def on_error(self, call: int, args: tuple[Any, ...], _: None, nested: int) -> int:
+    def on_error(self, call: int, args: tuple[Any, ...], _: None, ran: int) -> int:
         """Adds the node of a call that raised: it runs in place, so that it can raise again."""
         op = _op_name(args[1 if call == Call.FAST_PATH else 2])
         self._seen = []
@@ -179,7 +199,7 @@ class Recorder:
         node.effect = Effect.LOCAL if effect in (Effect.PURE, Effect.LOCAL) else Effect.BARRIER
         node.fails = True
         node.first_output = len(self.trace.outputs)
-        node.location = user_location()
+        node.location = user_location(self._region)
         self._note_kept()
         self.trace.nodes.append(node)
         return -1
@@ -189,11 +209,41 @@ class Recorder:
         if output not in self.trace.reads:
             if self._effects_seen:  # else nothing can have become visible
                 self._note_kept()
-            self.trace.reads[output] = Read(output, len(self.trace.nodes), user_location())
+            self.trace.reads[output] = Read(
+                output, len(self.trace.nodes), user_location(self._region)
+            )
 
     def _on_op(self, *seen: Any, **more: Any) -> None:
         if more.get("graph") is None:  # else something is being traced into a graph
             self._seen.append(seen)
+
+    def _gradient_of(self, op: str) -> int | None:
+        """The forward node whose gradient the call in progress belongs to."""
+        finished = tensorflow_internals.gradient_finished()
+        forward = tensorflow_internals.gradient_in_progress()
+        if forward is None and op == _SUM_OF_GRADIENTS:
+            forward = finished
+        if forward is self._gradient:
+            return self._forward
+        self._gradient = forward
+        self._forward = None if forward is None else self._forward_node(*forward)
+        return self._forward
+
+    def _note_inputs(self, position: int, node: Node) -> None:
+        for source in node.inputs:
+            if isinstance(source, Output):
+                self._takers[node.op, source.index] = position
+
+    def _forward_node(self, op: str, inputs: Any, outputs: Any) -> int | None:
+        for tensor in outputs or ():
+            output = self._output_of(tensor) if type(tensor) is EagerTensor else None
+            if output is not None:
+                return self.trace.producer_position(output)
+        for tensor in inputs or ():
+            output = self._output_of(tensor) if type(tensor) is EagerTensor else None
+            if output is not None and (op, output) in self._takers:
+                return self._takers[op, output]
+        return None
 
     # --- nodes ---
 

@@ -8,15 +8,14 @@ value is named by one integer. What a node's arguments are is said by four small
     Python(value)     a Python value that belongs to the call itself (an attribute, a name)
     Items((...))      a list of the above
 
-Traces are compared by `same_structure`, which leaves external values out of account: a number that
-differs from call to call belongs to feeds, not to identity (Terra, section 4.1).
+A number that differs from call to call belongs to feeds, not to a node's identity (Terra, section
+4.1).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator
 from typing import Any
 
 from terra_tf.tracing.effects import Effect, runs_in_place
@@ -68,6 +67,7 @@ class Items:
 
 
 Arg = Output | Outside | Python | Items
+Shape = tuple[int | None, ...] | None  # None for a size, or a rank, that is not always the same
 
 
 class Kind(enum.Enum):
@@ -77,6 +77,7 @@ class Kind(enum.Enum):
     SMALL = "small"  # a small tensor, told apart by nothing: each use has its own
     NUMBER = "number"  # a Python value where the op takes a tensor
     RESOURCE = "resource"  # a handle: this very object
+    SELECT = "select"  # whatever tensor the program passes: traces differ in where it comes from
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -90,36 +91,49 @@ class External:
       value: what the program passed.
       content: bytes of a SMALL or NUMBER value, to see whether it changes.
       dtype: enum number of the dtype.
-      shape: static shape; None if it has none (resource).
+      shape: static shape, with None for sizes in which traces differ.
       varies: it differed between traces, so it is fed.
+      alternatives: for SELECT, the outputs that it has been.
     """
 
     kind: Kind
     dtype: int
-    shape: tuple[int, ...]
+    shape: Shape
     tensor: Any = None
     value: Any = None
     content: bytes = b""
     varies: bool = False
+    alternatives: frozenset[int] = frozenset()
 
     @property
     def fed(self) -> bool:
         """Whether a graph gets the value anew in each iteration."""
-        return self.kind is Kind.TENSOR or self.varies
-
-    def fits(self, other: External) -> bool:
-        """Whether a graph that was made with one can be run with the other."""
-        if (self.kind, self.dtype, self.shape) != (other.kind, other.dtype, other.shape):
-            return False
-        return self.kind is not Kind.RESOURCE or self.tensor is other.tensor
+        return self.varies or self.kind in (Kind.TENSOR, Kind.SELECT)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputInfo:
-    """Dtype (enum number) and shape of one op output in this trace."""
+    """Dtype (enum number) and shape of one op output."""
 
     dtype: int
-    shape: tuple[int, ...]
+    shape: Shape
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Identity:
+    """What makes a node the same one in different traces, from coarse to fine.
+
+    Attributes:
+      family: op type and place in the program; all turns of a loop are one family.
+      context: the family, the variable last touched there, and the forward node it belongs to.
+      exact: the context and how many nodes of the same context came before.
+      order: the smaller it is, the earlier the node probably comes in the program.
+    """
+
+    family: int
+    context: int
+    exact: int
+    order: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -140,6 +154,9 @@ class Node:
       fails: the call raised an error.
       misses: the fast path refused the call; what the slow path did follows as nodes.
       location: the user's line.
+      gradient_of: position of the forward node whose gradient function called it.
+      identity: by what it is found again in other traces; see tracegraph/identity.py.
+      count: how many traces ran it.
     """
 
     op: str
@@ -155,6 +172,9 @@ class Node:
     misses: bool = False
     fails: bool = False
     location: Location = NOWHERE
+    gradient_of: int | None = None
+    identity: Identity | None = None
+    count: int = 1
 
     @property
     def in_place(self) -> bool:
@@ -210,8 +230,17 @@ class Trace:
     reads: dict[int, Read] = dataclasses.field(default_factory=dict)
     kept: dict[int, frozenset[int]] = dataclasses.field(default_factory=dict)
 
+    @property
+    def variables_made(self) -> int:
+        """How many variables were made in the iteration."""
+        return sum(node.op == "VarHandleOp" for node in self.nodes)
+
     def producer(self, output: int) -> Node:
         """The node that made an output."""
+        return self.nodes[self.producer_position(output)]
+
+    def producer_position(self, output: int) -> int:
+        """The position of the node that made an output."""
         low, high = 0, len(self.nodes)
         while high - low > 1:
             middle = (low + high) // 2
@@ -219,81 +248,10 @@ class Trace:
                 low = middle
             else:
                 high = middle
-        return self.nodes[low]
+        return low
 
     def __str__(self) -> str:
         lines = [(k, 1, f"{k:4d}  {node}   {node.location}") for k, node in enumerate(self.nodes)]
         for read in self.reads.values():
             lines.append((read.position, 0, f"      read %{read.output}   {read.location}"))
         return "\n".join(text for _, _, text in sorted(lines, key=lambda line: line[:2]))
-
-
-def _same_value(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(_same_value, a, b))
-    if isinstance(a, float):
-        return repr(a) == repr(b)
-    try:
-        return bool(a == b)
-    except (ValueError, TypeError):
-        return False
-
-
-def _same_arg(a: Arg, b: Arg) -> bool:
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, Python):
-        return _same_value(a.value, b.value)
-    if isinstance(a, Items):
-        return len(a.items) == len(b.items) and all(map(_same_arg, a.items, b.items))
-    return a.index == b.index
-
-
-def _same_node(a: Node, b: Node) -> bool:
-    alike = (
-        a.op == b.op
-        and a.call == b.call
-        and a.misses == b.misses
-        and a.fails == b.fails
-        and a.num_outputs == b.num_outputs
-        and a.result == b.result
-        and a.groups == b.groups
-    )
-    if not alike or a.in_place:  # what runs in place takes whatever it is given
-        return alike
-    return (
-        a.effect == b.effect
-        and a.inputs == b.inputs
-        and len(a.args) == len(b.args)
-        and all(map(_same_arg, a.args, b.args))
-    )
-
-
-def first_difference(a: Trace, b: Trace) -> int | None:
-    """Position of the first node in which two traces differ, or None if they agree.
-
-    Values of externals do not count, but their kinds, dtypes and shapes do.
-    """
-    for k, (x, y) in enumerate(_zip_longest(a.nodes, b.nodes)):
-        if x is None or y is None or not _same_node(x, y):
-            return k
-        for source in x.inputs:
-            if isinstance(source, Outside) and not a.externals[source.index].fits(
-                b.externals[source.index]
-            ):
-                return k
-    return None
-
-
-def same_structure(a: Trace, b: Trace) -> bool:
-    """Whether one graph can serve both traces."""
-    return first_difference(a, b) is None
-
-
-def _zip_longest(a: list[Node], b: list[Node]) -> Iterator[tuple[Node | None, Node | None]]:
-    for k in range(max(len(a), len(b))):
-        yield (a[k] if k < len(a) else None), (b[k] if k < len(b) else None)
