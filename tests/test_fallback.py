@@ -174,16 +174,16 @@ class Interposer:
 
     def _before(self, name, original):
         def entry(*args):
-            if not self.active:
-                return original(*args)
-            position, self.calls = self.calls, self.calls + 1
-            if position == self.position:
-                self.active = False  # the calls of a replay are not the program's
-                self.act()
-                self.latest = None
-            if self.eager and name == "TFE_Py_FastPathExecute" and any(map(is_variable, args)):
-                raise tensorflow_internals.FastPathMiss
-            result = original(*args)
+            if self.active:
+                position, self.calls = self.calls, self.calls + 1
+                straight = name == "TFE_Py_FastPathExecute" and any(map(is_variable, args))
+                if position == self.position:
+                    self.active = False  # the calls of a replay are not the program's
+                    self.act()
+                    self.latest = None
+                if self.eager and straight:
+                    raise tensorflow_internals.FastPathMiss
+            result = original(*args)  # from one line, whatever happens: it is part of the place
             if self.active:
                 self.latest = result
             return result

@@ -210,7 +210,7 @@ TFE_TensorHandle* Resolve(Placeholder* placeholder) {
   if (iteration->walk != nullptr) {
     if (!iteration->walk->Read(placeholder->output, &value)) return nullptr;
     if (placeholder->real != nullptr) return placeholder->real;  // a fallback has settled it
-  } else if (!WaitForClosed(*iteration, placeholder->output, &value)) {
+  } else if (!WaitForClosed(*placeholder, &value)) {
     return nullptr;
   }
   if (placeholder->real == nullptr) placeholder->real = HandleFromTensor(value);

@@ -321,8 +321,9 @@ bool NoteRecordedRead(const Placeholder& placeholder) {
   return done != nullptr;
 }
 
-bool WaitForClosed(Iteration& iteration, int output, tensorflow::Tensor* value) {
-  const int slot = (*iteration.outputs)[output].fetch;
+bool WaitForClosed(const Placeholder& placeholder, tensorflow::Tensor* value) {
+  Iteration& iteration = *placeholder.iteration;
+  const int slot = (*iteration.outputs)[placeholder.output].fetch;
   SlotState state = SlotState::kFailed;
   if (slot >= 0) {
     state = iteration.Peek(slot, value);
@@ -337,8 +338,11 @@ bool WaitForClosed(Iteration& iteration, int output, tensorflow::Tensor* value) 
   if (state == SlotState::kReady) return true;
   Suspended suspended;
   PyObject* done = PyObject_CallFunction(Parts().recover, "L", (long long)iteration.id);
-  Py_XDECREF(done);
-  return done != nullptr;
+  if (done == nullptr) return false;
+  Py_DECREF(done);
+  if (placeholder.real != nullptr) return true;
+  PyErr_SetString(PyExc_RuntimeError, "this tensor was never computed: an op before it failed");
+  return false;
 }
 
 bool IsShared(PyObject* handle) {

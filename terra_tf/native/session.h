@@ -60,8 +60,9 @@ PyObject* NoteOutcome(PyObject* const* args, Py_ssize_t count, PyObject* result,
 // Tells the recorder that the program looked at a recorded value. False: exception set.
 bool NoteRecordedRead(const Placeholder& placeholder);
 
-// Waits for an output of an iteration that Python has left. False: exception set.
-bool WaitForClosed(Iteration& iteration, int output, tensorflow::Tensor* value);
+// Waits for a value of an iteration that Python has left. True without `value` filled when a replay
+// has settled the placeholder. False: exception set, which is the op's error where one failed.
+bool WaitForClosed(const Placeholder& placeholder, tensorflow::Tensor* value);
 
 // Handles that another thread has used while this one was inside a region. Needs the GIL.
 bool IsShared(PyObject* handle);

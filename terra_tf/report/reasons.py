@@ -13,7 +13,7 @@ from terra_tf.tracing.trace import Node
 REASONS: dict[str, tuple[str, str]] = {
     "new-op": (
         "the program called an op, or passed an argument, that no trace has at this place",
-        "normal at a branch, a new shape or a changed Python value; frequent ones cost speed",
+        "normal until both sides of a branch were seen; frequent ones cost speed",
     ),
     "unexpected-read": (
         "the program looked at a value that no earlier iteration looked at",
@@ -29,7 +29,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "ended-early": (
         "the step ended before the ops that the trace goes on with",
-        "normal for an early return or a shorter loop; frequent ones cost speed",
+        "normal for the first early return; frequent ones cost speed",
     ),
     "exception": (
         "your program raised an exception inside the step",

@@ -66,7 +66,9 @@ class Replay:
         """Outputs that nodes to be replayed take from nodes that are not."""
         nodes = [self._trace.nodes[k] for k in self._walk.path if k >= self._walk.base]
         first = nodes[0].first_output if nodes else 0
-        inputs = {s.index for node in nodes for s in node.inputs if isinstance(s, Output)}
+        # What runs in place is not repeated, and names what it was given in any trace.
+        repeated = [node for node in nodes if not node.in_place]
+        inputs = {s.index for node in repeated for s in node.inputs if isinstance(s, Output)}
         return sorted(index for index in inputs if index < first)
 
     def _make(self, k: int) -> None:

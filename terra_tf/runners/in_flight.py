@@ -11,6 +11,7 @@ interrupt never waits for a long computation, and still nothing of the iteration
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import traceback
@@ -28,6 +29,8 @@ _recovering = threading.local()  # .active: this thread is at it
 _one_at_a_time = threading.Lock()
 _forgotten: list[CoExecutedIteration] = []
 _errors: dict[int, list[Exception]] = {}  # thread -> what it has yet to be told
+_failed: dict[int, Exception] = {}  # iteration -> its error, of the latest ones that failed
+_MOST_FAILED = 32
 
 
 def add(iteration: CoExecutedIteration) -> None:
@@ -87,16 +90,28 @@ def _tell(thread: int) -> None:
         raise errors.pop(0)
 
 
-def recover(_: int) -> None:
+def recover(number: int) -> None:
     """Replays, in order, all iterations whose graph failed or that were interrupted.
 
     An error belongs to the thread that ran the iteration; another one keeps it for that thread.
+
+    Args:
+      number: of the iteration of which a tensor is looked at, or -1.
 
     Raises:
       tf.errors.OpError: what eager would have raised.
     """
     _recover(_is_failed)
     _tell(threading.get_ident())
+    if number in _failed:
+        raise copy.copy(_failed[number])
+
+
+def note_error(number: int, error: Exception) -> None:
+    """Keeps the error of an iteration for whoever looks at a tensor that was made behind it."""
+    _failed[number] = copy.copy(error)  # without its traceback, which holds the step's tensors
+    if len(_failed) > _MOST_FAILED:
+        del _failed[next(iter(_failed))]
 
 
 def _recover(is_due: Callable[[CoExecutedIteration], bool]) -> None:

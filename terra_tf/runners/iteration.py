@@ -148,7 +148,8 @@ class CoExecutedIteration:
         """Replays what the graph has not made; after a Ctrl-C, called again, goes on."""
         try:
             self._replay.run()
-        except Exception:
+        except Exception as error:
+            in_flight.note_error(self.walk.id, error)
             self.walk.close()
             raise
         self.walk.close()

@@ -77,7 +77,8 @@ class TraceGraph:
         """
         self.traces += 1
         identify(trace)
-        sequence = left if left in self._sequences else self._most_similar(key, trace)
+        here = left in self._sequences and left.variables_made == trace.variables_made
+        sequence = left if here else self._most_similar(key, trace)
         if sequence is None or len(sequence.trace.nodes) > self._most_nodes(trace):
             sequence = Sequence.of(trace)
             self._sequences.append(sequence)
@@ -91,7 +92,7 @@ class TraceGraph:
         # The first iteration often makes variables, and then it comes only once.
         made = trace.variables_made
         alike = [s for s in self._sequences if s.variables_made == made]
-        order = sorted(reversed(alike), key=lambda s: s is not likely)
+        order = sorted(alike[::-1], key=lambda s: s is not likely)
         if not order:
             return None
         best = max(order, key=lambda sequence: sequence.similarity(trace))
@@ -127,7 +128,7 @@ class TraceGraph:
             return True
         if sequence.seen < self._build_after:
             return False
-        return not sequence.learned or sequence.seen >= _MOST_TRACES
+        return not sequence.branched or sequence.seen >= _MOST_TRACES
 
     def outdated(self, sequence: Sequence) -> bool:
         """Whether a new graph should be generated for a sequence.

@@ -136,6 +136,7 @@ class Merger:
 
     Attributes:
       added: after `run`, for each node of the sequence, whether it is new; empty if none is.
+      branched: whether the trace went a way that no earlier one went.
     """
 
     def __init__(self, sequence: MergedSequence, trace: Trace, walked: tuple[int, ...]):
@@ -155,6 +156,7 @@ class Merger:
         }
         self._news = False
         self.added: list[bool] = []
+        self.branched = False
 
     def run(self) -> bool:
         """Merges; returns whether the trace showed anything new."""
@@ -189,7 +191,7 @@ class Merger:
 
     def _insert(self, alignment: Alignment) -> list[int]:
         """Adds the nodes that are new; returns where all of the trace's are now."""
-        self._news = True
+        self._news = self.branched = True
         order: list[tuple[int | None, int | None]] = []  # (merged, trace)
         following, added = 0, []
         for t, k in enumerate(alignment):
@@ -394,7 +396,7 @@ class Merger:
         """A select of two sources; inputs that have both in common share it."""
         source = self._mapped_source(b, outputs)
         if (a, source) not in self._selects:
-            self._news = True
+            self._news = self.branched = True
             facts = _facts(self._merged, a)
             own = frozenset({a.index}) if isinstance(a, Output) else frozenset()
             if isinstance(facts, External):
@@ -434,7 +436,8 @@ class Merger:
         always = sum(node.count == seen for node in nodes)
         for k in path:
             nodes[k].count += 1
-        self._news |= sum(node.count == seen + 1 for node in nodes) != always
+        if sum(node.count == seen + 1 for node in nodes) != always:
+            self._news = self.branched = True
 
     def _cut(self, path: list[int]) -> None:
         cuts, size = self._sequence.cuts, len(self._merged.nodes)
@@ -442,7 +445,8 @@ class Merger:
         for a, b in zip([-1, *path], [*path, size], strict=True):
             if b != a + 1:
                 cuts.update(k for k in (a + 1, b) if 0 < k < size)
-        self._news |= len(cuts) != before
+        if len(cuts) != before:
+            self._news = self.branched = True
 
     def _merge_looks(self, path: list[int], outputs: dict[int, int]) -> None:
         sequence = self._sequence

@@ -52,8 +52,8 @@ class Sequence:
       cuts: positions before which a block begins.
       producers: per output, the position of the node that makes it.
       variables_made: by the iterations that went this way, each.
-      learned: whether the latest trace showed anything new.
-      version: how often that was so.
+      branched: whether the latest trace went a new way.
+      version: how many traces showed anything new.
       graph: the graph that was generated last, from an earlier state of the sequence.
       missed: traces since then that it could not serve.
       builds: graphs generated for this sequence so far.
@@ -69,7 +69,7 @@ class Sequence:
     cuts: set[int] = dataclasses.field(default_factory=set)
     producers: list[int] = dataclasses.field(default_factory=list)
     variables_made: int = 0
-    learned: bool = True
+    branched: bool = False
     version: int = 0
     graph: GeneratedGraph | None = None
     missed: int = 0
@@ -123,11 +123,11 @@ class Sequence:
         """
         identify(trace)
         merger = Merger(self, trace, walked)
-        self.learned = merger.run()
+        self.version += merger.run()
+        self.branched = merger.branched
         if merger.added:
             ids = iter(self.ids)
             self.ids = [next(_ids) if new else next(ids) for new in merger.added]
-        self.version += self.learned
         self.missed += self.graph is not None and self.graph.sequence.version != self.version
 
     def blocks(self) -> list[Block]:
