@@ -1,12 +1,14 @@
-"""Builds the native core, `terra_tf.native._core`; everything else stands in setup.cfg.
+"""Builds the native extension modules; everything else stands in setup.cfg.
 
-The core is one extension module made of all terra_tf/native/*.cc, compiled against the headers of
-the installed TensorFlow wheel and linked to its libraries. Those headers take long to compile, so
-files are compiled side by side and only where something changed; objects stay in build/.
+There are two, Terra's core `terra_tf.native._core` and the pipeline's transport
+`pipeline.native._transport`, each made of all *.cc files of its folder, compiled against the
+headers of the installed TensorFlow wheel and linked to its libraries. Those headers take long to
+compile, so files are compiled side by side and only where something changed; objects stay in
+build/.
 
-Where the core cannot be built (no compiler, no TensorFlow), the package is built without it, one
-line says why, and at run time everything stays eager. With TERRA_REQUIRE_NATIVE=1 in the
-environment that is an error instead.
+Where they cannot be built (no compiler, no TensorFlow), the packages are built without them, one
+line says why, and at run time Terra stays eager and pipelines send over Horovod. With
+TERRA_REQUIRE_NATIVE=1 in the environment that is an error instead.
 """
 
 import hashlib
@@ -28,7 +30,11 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-NATIVE = ROOT / "terra_tf" / "native"
+# The folder of an extension's sources → the name of the extension.
+EXTENSIONS = {
+    ROOT / "terra_tf" / "native": "terra_tf.native._core",
+    ROOT / "pipeline" / "native": "pipeline.native._transport",
+}
 
 # The core uses TensorFlow's internal C++ interfaces, which change with every minor version.
 SUPPORTED_TENSORFLOW = "2.21"
@@ -37,7 +43,7 @@ MAX_JOBS = 4
 
 
 class NativeBuildError(Exception):
-    """The native core cannot be built; the message says why and what to do."""
+    """The native extensions cannot be built; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +143,12 @@ def run_compiler(command: list[str], target: Path) -> None:
 
 
 class NativeBuild:
-    """Compiles and links the core in a folder of its own below build/, as far as needed."""
+    """Compiles and links one extension in a folder of its own below build/, as far as needed."""
 
-    def __init__(self, sources: list[Path], in_place: bool) -> None:
+    def __init__(self, name: str, sources: list[Path], in_place: bool) -> None:
+        self.name = name
         if not sys.platform.startswith("linux"):
-            raise NativeBuildError("the native core is made for Linux only")
+            raise NativeBuildError("the native extensions are made for Linux only")
         self.compiler = shlex.split(os.environ.get("CXX", "g++"))
         if shutil.which(self.compiler[0]) is None:
             raise NativeBuildError(f"no C++ compiler ({self.compiler[0]}); apt-get install g++")
@@ -153,7 +160,8 @@ class NativeBuild:
         version = subprocess.run([*self.compiler, "--version"], capture_output=True, text=True)
         settings = [self.compiler, version.stdout, self.compile_flags]
         digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
-        self.folder = ROOT / "build" / f"native-{sys.implementation.cache_tag}-{digest}"
+        settings_folder = ROOT / "build" / f"native-{sys.implementation.cache_tag}-{digest}"
+        self.folder = settings_folder / name
         self.library = self.folder / ("in-place.so" if in_place else "wheel.so")
 
     def run(self) -> Path:
@@ -166,7 +174,7 @@ class NativeBuild:
                 for number, (source, job) in enumerate(zip(stale, jobs, strict=True), start=1):
                     job.result()
                     print(
-                        f"native core: {source.name} compiled ({number} of {len(stale)})",
+                        f"{self.name}: {source.name} compiled ({number} of {len(stale)})",
                         flush=True,
                     )
             except BaseException:
@@ -209,16 +217,22 @@ class BuildNative(build_ext):
     """The `build_ext` command, with `NativeBuild` in place of setuptools' compiler."""
 
     def run(self) -> None:
-        """Builds the core, or leaves it out of the package if that is allowed."""
+        """Builds the extensions, or leaves them out of the packages if that is allowed."""
         in_place = bool(self.inplace) or getattr(self, "editable_mode", False)
+        self.libraries_made: dict[str, Path] = {}
         try:
             for extension in self.extensions:
                 sources = [ROOT / source for source in extension.sources]
-                self.library = NativeBuild(sources, in_place).run()
+                library = NativeBuild(extension.name, sources, in_place).run()
+                self.libraries_made[extension.name] = library
         except NativeBuildError as error:
             if os.environ.get("TERRA_REQUIRE_NATIVE", "0") not in ("", "0"):
                 raise SystemExit(f"native core not built: {error}") from None
-            print(f"WARNING: native core not built, all will run eagerly: {error}", file=sys.stderr)
+            print(
+                "WARNING: native core not built, all will run eagerly and pipelines will send over "
+                f"Horovod: {error}",
+                file=sys.stderr,
+            )
             for extension in self.extensions:  # what an earlier build left must not slip in
                 Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
             self.extensions = []
@@ -229,14 +243,19 @@ class BuildNative(build_ext):
         target = Path(self.get_ext_fullpath(extension.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         # By a rename: a running process may have the old library mapped.
-        shutil.copyfile(self.library, target.with_suffix(".unfinished"))
+        library = self.libraries_made[extension.name]
+        shutil.copyfile(library, target.with_suffix(".unfinished"))
         target.with_suffix(".unfinished").replace(target)
 
 
 def native_extensions() -> list[Extension]:
-    """The extension modules to build: the core, if its sources are there."""
-    sources = sorted(str(source.relative_to(ROOT)) for source in NATIVE.glob("*.cc"))
-    return [Extension("terra_tf.native._core", sources, language="c++")] if sources else []
+    """The extension modules to build: those whose sources are there."""
+    extensions = []
+    for folder, name in EXTENSIONS.items():
+        sources = sorted(str(source.relative_to(ROOT)) for source in folder.glob("*.cc"))
+        if sources:
+            extensions.append(Extension(name, sources, language="c++"))
+    return extensions
 
 
 if __name__ == "__main__":

@@ -1,0 +1,8 @@
+"""Makes `python -m pipeline` the command line."""
+
+import sys
+
+from pipeline.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+"""Messages between the ranks of a pipeline: point to point, with tags, asynchronous.
+
+`transport` states the interface (`isend`, `irecv`, `wait`); `native_transport` implements it over
+shared memory and sockets, `horovod_transport` over Horovod alone. `rendezvous` brings the ranks
+together, `process_sets` makes Horovod's groups, `replicas` reduces over them.
+"""

@@ -1,0 +1,77 @@
+"""How ranks find each other: addresses, the host's identity, and the exchange over Horovod."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Address(NamedTuple):
+    """Where a rank can be reached.
+
+    Attributes:
+        host: equal for ranks that can meet at a Unix socket, see `host_identity`.
+        unix_name: the abstract name of its Unix socket.
+        interface: the IPv4 address it listens at.
+        port: the TCP port.
+    """
+
+    host: str
+    unix_name: str
+    interface: str
+    port: int
+
+
+Exchange = Callable[[Address], list[Address]]
+"""Gives this rank's address to all and returns all ranks' addresses; a collective."""
+
+
+def host_identity() -> str:
+    """A name shared by exactly the processes that can reach each other's abstract Unix sockets.
+
+    Those are the processes of one kernel boot and one network namespace.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/net')}"
+
+
+def local_interface() -> str:
+    """The IPv4 address at which other hosts of the job reach this one.
+
+    `PIPELINE_INTERFACE` names it; otherwise it is the one that leads to Horovod's rendezvous
+    server, which is the loopback if the job runs on one host.
+    """
+    named = os.environ.get("PIPELINE_INTERFACE")
+    if named:
+        return named
+    server = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    if not server or os.environ.get("HOROVOD_CROSS_SIZE", "1") == "1":
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((server, 9))  # sends nothing, only finds the route
+        return probe.getsockname()[0]
+
+
+def exchange_over_horovod(address: Address) -> list[Address]:
+    """The `Exchange` of a Horovod job."""
+    import horovod.tensorflow as hvd
+
+    line = json.dumps(address).encode() + b"\n"
+    mine = tf.constant(list(line), tf.uint8)
+    lines = bytes(hvd.allgather(mine, name="pipeline/addresses").numpy()).splitlines()
+    return [Address(*json.loads(line)) for line in lines]
+
+
+def shared_secret() -> bytes:
+    """16 random bytes, the same on every rank of the Horovod job; a collective."""
+    import horovod.tensorflow as hvd
+
+    mine = tf.constant(list(secrets.token_bytes(16)), tf.uint8)
+    return bytes(hvd.broadcast(mine, root_rank=0, name="pipeline/secret").numpy())

@@ -1,0 +1,63 @@
+"""The exceptions that `pipeline` raises by itself.
+
+Each refusal is also a `ValueError`, so that a caller who knows nothing of this module catches it.
+"""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """Base of all errors that come from pipeline and not from your program."""
+
+
+class ScheduleError(PipelineError, ValueError):
+    """A schedule, or its text, that cannot be run as it stands.
+
+    Attributes:
+        code: a stable name of the fault, for example `deadlock` or `load-after-backward`.
+        rank: the line where the fault shows, or None if it concerns the whole schedule.
+        position: the index of the action at fault in that line, or None.
+
+    The message says what is wrong and, where there is one place to point at, shows the schedule
+    with an arrow, `<--`, at the fault.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        code: str = "malformed",
+        rank: int | None = None,
+        position: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.rank = rank
+        self.position = position
+
+
+class CommunicationError(PipelineError, RuntimeError):
+    """A message to or from another rank failed: a peer ended, gave up, or sent what does not fit.
+
+    The pipeline is broken after it; make a new one, in new processes if a process has ended.
+    """
+
+
+class CommunicationTimeout(CommunicationError, TimeoutError):
+    """A message did not come within the pipeline's `timeout` seconds.
+
+    The other rank may be stopped, may be much slower, or may not be in the same call (all ranks of
+    a replica have to call `train_step`, `evaluate` and `predict` equally often). Raise `timeout` if
+    a stage may rightly take that long.
+    """
+
+
+class ModelError(PipelineError, ValueError):
+    """An entry of the model's list does not work in a pipeline; the message says which and why."""
+
+
+class UsageError(PipelineError, ValueError):
+    """An argument or a call that cannot work, found before anything was sent."""
+
+
+class CheckpointError(PipelineError, ValueError):
+    """A file that is no checkpoint, is damaged, or is of another model; the message says which."""

@@ -1,0 +1,310 @@
+"""From accumulated gradients to new weights: reduction, clipping, loss scale, optimizer.
+
+A weight's gradient is summed over all ranks that hold the weight: the replicas of its stage, and
+for tied weights all stages that share it. Losses were multiplied by their share of the samples
+before they were differentiated, so a sum is all it takes. Everything that must agree between
+stages, the norm of all gradients and whether they are finite, goes through the step's one exchange.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline import tensorflow_internals
+from pipeline.runtime.model import raw
+from pipeline.runtime.optimizer_slots import OptimizerSlots
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuses what cannot work.
+
+    Raises:
+        TypeError: if it is not an optimizer of Keras 3 or tf_keras, or one that reduces itself.
+    """
+    if hasattr(optimizer, "_allreduce_grads"):
+        raise TypeError(
+            "the optimizer is a hvd.DistributedOptimizer; a pipeline reduces gradients over its "
+            "replicas itself (and around an optimizer of Keras 3, DistributedOptimizer reduces "
+            "nothing): pass the plain optimizer"
+        )
+    if not hasattr(optimizer, "apply_gradients"):
+        raise TypeError(
+            f"{optimizer!r} is not an optimizer of Keras; pass an object such as "
+            "keras.optimizers.Adam(1e-3)"
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer) and hasattr(
+        optimizer, "get_unscaled_gradients"
+    ):
+        raise TypeError(
+            "LossScaleOptimizer of tf_keras is not supported, since it scales in the training "
+            "loop; use keras.optimizers.LossScaleOptimizer"
+        )
+
+
+@dataclass
+class Group:
+    """Ranks that hold the same variables.
+
+    Attributes:
+        ranks: Horovod's, in order.
+        members: their process set.
+        numbers: which of this rank's variables they are.
+    """
+
+    ranks: tuple[int, ...]
+    members: Any
+    numbers: list[int]
+
+    @property
+    def name(self) -> str:
+        """The same on all its ranks."""
+        return "-".join(map(str, self.ranks))
+
+
+class Updater:
+    """One rank's gradients and its optimizer.
+
+    Args:
+        optimizer: the user's.
+        weights: all trainable variables that this rank holds, each once.
+        home: for each weight, whether this rank counts it in sums over the whole model.
+        groups: the sets of ranks that share weights with this one.
+        chunks: for each weight the chunk whose backward passes complete its gradient, or None if it
+            takes more than one.
+        name: of this pipeline's collectives; the same on all ranks.
+
+    Attributes:
+        accumulators: for each weight, the variable that gradients are added to.
+        slots: what the optimizer keeps.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        weights: Sequence[Any],
+        home: Sequence[bool],
+        groups: Sequence[Group],
+        chunks: Sequence[int | None],
+        name: str,
+    ) -> None:
+        self.optimizer = optimizer
+        self.weights = list(weights)
+        self.accumulators = [
+            tf.Variable(tf.zeros_like(raw(weight)), trainable=False) for weight in self.weights
+        ]
+        self._home = list(home)
+        self._is_keras = isinstance(optimizer, keras.optimizers.Optimizer)
+        scaler = keras.optimizers.LossScaleOptimizer
+        self._scaler = optimizer if isinstance(optimizer, scaler) else None
+        inner = optimizer.inner_optimizer if self._scaler is not None else optimizer
+        # The norm of all gradients is known here alone, so the clipping by it is done here.
+        self._clip_norm = getattr(inner, "global_clipnorm", None)
+        if self._clip_norm is not None:
+            inner.global_clipnorm = None
+        # Chunk → the sums that can be made when its backward passes are done; None: when all are.
+        self._reductions: dict[int | None, list[_Reduction]] = {}
+        for group in groups:
+            for chunk in sorted({chunks[n] for n in group.numbers}, key=str):
+                variables = [self.accumulators[n] for n in group.numbers if chunks[n] == chunk]
+                reduction = _Reduction(
+                    group.members, variables, f"{name}/gradients/{group.name}/{chunk}"
+                )
+                self._reductions.setdefault(chunk, []).append(reduction)
+        self._running: list[tuple[threading.Thread, list[BaseException]]] = []
+        self._variables = self._as_optimizer_takes_them()
+        if self.weights:
+            optimizer.build(self._variables)
+        self.slots = OptimizerSlots(optimizer, self.weights)
+        self._updates: dict[tuple[bool, ...], Callable[..., None]] = {}
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses have to be multiplied by; 0 where this rank's optimizer does not know it."""
+        if self._scaler is None:
+            return 1.0
+        if not self.weights:
+            return 0.0
+        return float(tf.convert_to_tensor(self._scaler.dynamic_scale))
+
+    @property
+    def is_scaling(self) -> bool:
+        """Whether losses are scaled."""
+        return self._scaler is not None
+
+    @property
+    def initial_loss_scale(self) -> float:
+        """The loss scale of the first step."""
+        return 1.0 if self._scaler is None else float(self._scaler.initial_scale)
+
+    @property
+    def needs_agreement(self) -> bool:
+        """Whether `squares_and_finite` has to be exchanged between the ranks."""
+        return self._clip_norm is not None or self._scaler is not None
+
+    def start_reduction(self, chunk: int | None) -> None:
+        """Begins to sum the gradients that a chunk has completed; the line goes on meanwhile."""
+        reductions = self._reductions.get(chunk)
+        if not reductions:
+            return
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                for reduction in reductions:
+                    reduction.run()
+            except BaseException as error:  # raised where the sums are waited for
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="pipeline-reduce", daemon=True)
+        thread.start()
+        self._running.append((thread, errors))
+
+    def finish_reductions(self) -> None:
+        """Sums what is left and waits until every gradient is summed over its ranks."""
+        self.start_reduction(None)
+        running, self._running = self._running, []
+        for thread, errors in running:
+            thread.join()
+            if errors:
+                raise errors[0]
+
+    def squares_and_finite(self) -> tuple[float, bool]:
+        """The squares' sum of this rank's share of all gradients, and whether all are finite."""
+        squares, finite = self._summary()
+        return float(squares), bool(finite)
+
+    @tf.function(autograph=False)
+    def _summary(self) -> tuple[tf.Tensor, tf.Tensor]:
+        squares = [
+            tf.reduce_sum(tf.square(tf.cast(accumulator, tf.float64)))
+            for accumulator, home in zip(self.accumulators, self._home, strict=True)
+            if home
+        ]
+        finite = [
+            tf.reduce_all(tf.math.is_finite(accumulator)) for accumulator in self.accumulators
+        ]
+        return (
+            tf.add_n(squares) if squares else tf.constant(0.0, tf.float64),
+            tf.reduce_all(finite) if finite else tf.constant(True),
+        )
+
+    def apply(
+        self, used: Sequence[bool], factor: float, squares: float = 0.0, finite: bool = True
+    ) -> None:
+        """Updates the weights and empties the accumulators.
+
+        Args:
+            used: for each weight, whether any loss depends on it; the others are left alone.
+            factor: what the accumulated gradients are multiplied by.
+            squares: the sum over all ranks of their squares, if the gradients are clipped by norm.
+            finite: whether all ranks' gradients are finite, with a loss scale.
+        """
+        if not self.weights:
+            return
+        if self._clip_norm is not None:
+            scale = self.loss_scale if self._scaler is not None else 1.0
+            norm = factor * float(np.sqrt(squares)) / scale
+            factor *= self._clip_norm / max(norm, self._clip_norm) if finite else 1.0
+        if not finite:
+            # All optimizers have to find out, so that all skip the step and lower the scale.
+            factor = float("nan")
+        update = self._updates.get(tuple(used))
+        if update is None:
+            update = self._updates[tuple(used)] = self._make_update(used)
+        update(tf.constant(factor, tf.float64), tf.constant(factor != 1.0))
+
+    def _make_update(self, used: Sequence[bool]) -> Callable[..., None]:
+        chosen = [number for number, is_used in enumerate(used) if is_used]
+
+        @tf.function(autograph=False)
+        def update(factor: tf.Tensor, multiply: tf.Tensor) -> None:
+            gradients = []
+            for number in chosen:
+                gradient = tf.convert_to_tensor(self.accumulators[number])
+                gradients.append(
+                    tf.cond(
+                        multiply,
+                        lambda g=gradient: g * tf.cast(factor, g.dtype),
+                        lambda g=gradient: g,
+                    )
+                )
+            variables = [self._variables[number] for number in chosen]
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            with tf.control_dependencies(gradients):
+                for accumulator in self.accumulators:
+                    accumulator.assign(tf.zeros_like(accumulator))
+
+        return update
+
+    def _as_optimizer_takes_them(self) -> list[Any]:
+        if not self._is_keras:
+            return [raw(weight) for weight in self.weights]
+        return [
+            weight
+            if isinstance(weight, keras.Variable)
+            else tensorflow_internals.as_keras_variable(weight)
+            for weight in self.weights
+        ]
+
+
+class _Reduction:
+    """The sum of some variables over a group of ranks, in one collective."""
+
+    def __init__(self, group: Any, variables: Sequence[tf.Variable], name: str) -> None:
+        self._group = group
+        self._variables = list(variables)
+        self._name = name
+
+    @tf.function(autograph=False)
+    def run(self) -> None:
+        """Sums; a collective of the group."""
+        import horovod.tensorflow as hvd
+
+        sums = hvd.grouped_allreduce(
+            [tf.convert_to_tensor(variable) for variable in self._variables],
+            op=hvd.Sum,
+            name=self._name,
+            process_set=self._group,
+        )
+        for variable, total in zip(self._variables, sums, strict=True):
+            variable.assign(total)
+
+
+class StateAverage:
+    """The average of states such as BatchNorm's over the replicas, at the end of a step.
+
+    Args:
+        states: this rank's.
+        groups: the sets of ranks that share some of them.
+        name: of this pipeline's collectives.
+    """
+
+    def __init__(self, states: Sequence[Any], groups: Sequence[Group], name: str) -> None:
+        self._parts = []
+        for group in groups:
+            variables = [raw(states[number]) for number in group.numbers]
+            variables = [variable for variable in variables if variable.dtype.is_floating]
+            if variables:
+                self._parts.append((group.members, variables, f"{name}/states/{group.name}"))
+
+    @tf.function(autograph=False)
+    def run(self) -> None:
+        """Averages; a collective of each group."""
+        import horovod.tensorflow as hvd
+
+        for members, variables, name in self._parts:
+            means = hvd.grouped_allreduce(
+                [tf.convert_to_tensor(variable) for variable in variables],
+                op=hvd.Average,
+                name=name,
+                process_set=members,
+            )
+            for variable, mean in zip(variables, means, strict=True):
+                variable.assign(mean)

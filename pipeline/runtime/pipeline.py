@@ -1,0 +1,444 @@
+"""`Pipeline`: what a user makes and calls. Each call is the same on every rank of the job."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline import tensorflow_internals
+from pipeline.communication.hub import Hub
+from pipeline.communication.transport import Transport
+from pipeline.errors import CommunicationError, PipelineError, UsageError
+from pipeline.runtime.batches import check_batch, num_samples, sizes_of, split
+from pipeline.runtime.connection import connect
+from pipeline.runtime.deployment import Deployment, Place, Request
+from pipeline.runtime.executor import StepData, StepResult
+from pipeline.runtime.metrics import Metrics
+from pipeline.runtime.model import Model
+from pipeline.runtime.optimizer import check_optimizer
+from pipeline.runtime.report import Report
+from pipeline.runtime.settings import make_schedule, recompute_flags
+from pipeline.runtime.structure import flatten
+
+_STAGE_MODES = ("function", "eager", "terra")
+_PARTITIONS = ("uniform", "parameters", "time")
+_number = itertools.count()
+
+
+class Pipeline:
+    """A model that trains in p stages, one a rank, on r = hvd.size() / p replicas.
+
+        pipe = pipeline.Pipeline(layers, loss=loss, optimizer=optimizer, num_stages=4,
+                                 num_microbatches=8, schedule="bpipe")
+        for x, y in batches:
+            loss = pipe.train_step(x, y)
+
+    All ranks make it with the same arguments, after `hvd.init()`, and call its methods equally
+    often; each rank of a replica passes the same x and y, replicas pass different ones. Layers are
+    built at the first call, each only on the rank where it is placed.
+
+    Args:
+        layers: the whole model, a list of Keras layers and callables or a `Sequential`.
+        loss: called as `loss(y_true, y_pred)`; the mean over its samples.
+        optimizer: of Keras 3 or tf_keras; not a `hvd.DistributedOptimizer`.
+        num_stages: the number of stages p; it divides `hvd.size()`.
+        num_microbatches: the number of micro-batches m that each batch is split into.
+        schedule: `gpipe`, `1f1b`, `interleaved`, `bpipe`, `v-half`, or a `Schedule`.
+        stash: `keep` what the backward pass needs, or `recompute` it; for all stages, or a list
+            with one for each.
+        partition: `uniform`, `parameters`, `time`, or the index of the first layer of each later
+            virtual stage.
+        timeout: seconds that any wait for another rank may take.
+        accumulate: the number of calls of `train_step` for one step of the optimizer.
+        num_chunks: the number of model chunks v a rank, for `interleaved`.
+        stage_mode: how stages run: as compiled `function`s, `eager`, or co-executed by `terra`.
+        seed: determines dropout masks and the initial values of unbuilt layers.
+        metrics: Keras metrics, see `metric_results`.
+        transport: `auto` (shared memory on one host, TCP between hosts), `tcp` or `horovod`.
+
+    Raises:
+        ValueError: if an argument cannot be used, or Horovod is not initialised.
+        TypeError: if an argument has the wrong type.
+
+    Attributes:
+        stage: the stage of this rank.
+        replica: the replica that this rank belongs to.
+        schedule: the `Schedule`.
+        steps: the calls of `train_step` so far.
+    """
+
+    def __init__(
+        self,
+        layers: Any,
+        *,
+        loss: Callable[..., Any],
+        optimizer: Any,
+        num_stages: int,
+        num_microbatches: int,
+        schedule: Any = "bpipe",
+        stash: str | Sequence[str] = "keep",
+        partition: str | Sequence[int] = "uniform",
+        timeout: float = 60.0,
+        accumulate: int = 1,
+        num_chunks: int = 2,
+        stage_mode: str = "function",
+        seed: int = 0,
+        metrics: Sequence[Any] = (),
+        transport: str = "auto",
+    ) -> None:
+        import horovod.tensorflow as hvd
+
+        if not hvd.is_initialized():
+            raise UsageError("call hvd.init() before making a Pipeline")
+        if isinstance(partition, str) and partition not in _PARTITIONS:
+            raise UsageError(
+                f"partition must be one of {', '.join(_PARTITIONS)} or a list of cut indices, "
+                f"not {partition!r}"
+            )
+        if stage_mode not in _STAGE_MODES:
+            raise UsageError(
+                f"stage_mode must be one of {', '.join(_STAGE_MODES)}, not {stage_mode!r}"
+            )
+        if not callable(loss):
+            raise TypeError(f"loss must be callable as loss(y_true, y_pred), not {loss!r}")
+        if not isinstance(accumulate, int) or accumulate < 1:
+            raise UsageError(f"accumulate must be a positive int, not {accumulate!r}")
+        if not timeout > 0:
+            raise UsageError(f"timeout must be positive seconds, not {timeout!r}")
+        check_optimizer(optimizer)
+        self.schedule = make_schedule(schedule, num_stages, num_microbatches, num_chunks)
+        rank, size = hvd.rank(), hvd.size()
+        if size % num_stages:
+            raise UsageError(
+                f"the job has {size} ranks, which {num_stages} stages do not divide; start it with "
+                f"a multiple of {num_stages}: horovodrun -np {num_stages} ..."
+            )
+        self.stage, self.replica = rank % num_stages, rank // num_stages
+        self.steps = 0
+        self._place = Place(rank, self.stage, self.replica, num_stages, size // num_stages)
+        self._request = Request(
+            Model(layers, seed),
+            loss,
+            optimizer,
+            self.schedule,
+            recompute_flags(stash, num_stages),
+            partition,
+            stage_mode,
+            f"pipeline{next(_number)}",
+        )
+        self._accumulate = accumulate
+        self._metrics = Metrics(metrics)
+        self._broken: str | None = None
+        self._transport: Transport = connect(
+            self.schedule, self._place, size, transport, float(timeout), self._request.name
+        )
+        self._hub = Hub(self._transport, rank, size)
+        self._deployment: Deployment | None = None
+        self._restoring: Any = None
+        # Since the last step of the optimizer: calls, samples, and the samples of the first call.
+        self._calls, self._samples, self._reference = 0, 0.0, 0.0
+        self._loss_scale = 0.0
+        self._report = Report(rank, self.stage, self.replica, transport=self._transport_name())
+        self._transports: list[str] = []
+        self._cpu_seconds = 0.0
+        self._latest = StepResult()
+
+    # --- training ------------------------------------------------------------------------------
+
+    def train_step(self, x: Any, y: Any, sample_weight: Any = None) -> float:
+        """Trains on one batch.
+
+        Args:
+            x: inputs of this replica, arrays [samples, ...] in any structure that the first layer
+                takes. The first stage reads them; all ranks count them.
+            y: the targets, in any structure that the loss takes; the last stage reads them.
+            sample_weight: as Keras losses take it, [samples].
+
+        Returns:
+            The mean loss of the global batch, with what layers add, on every rank.
+
+        Raises:
+            ValueError: if there are fewer samples than micro-batches.
+            CommunicationError: if another rank failed.
+        """
+        begin = time.monotonic()
+        others = {"y": y, "sample_weight": sample_weight}
+        count, total = self._count(x, others, self.schedule.num_microbatches)
+        with self._together("train_step"):
+            deployment = self._deployed(x, count)
+            sizes = sizes_of(count, self.schedule.num_microbatches)
+            if self._calls == 0:
+                self._reference = total
+            scale = self._loss_scale or deployment.updater.initial_loss_scale
+            scales = [scale * size / self._reference for size in sizes]
+            data = self._data(x, y, sample_weight, sizes, scales)
+            started = time.monotonic()
+            updating = self._calls + 1 == self._accumulate
+            result = deployment.executor.train(
+                data,
+                keep_outputs=bool(self._metrics),
+                on_chunk_done=deployment.updater.start_reduction if updating else None,
+            )
+            schedule_seconds = time.monotonic() - started
+            self._calls += 1
+            self._samples += total
+            loss = self._finish_step(deployment, result, total, schedule_seconds, begin)
+            self._metrics.update(self._hub, self._is_last, result, data, self._place)
+            return loss
+
+    def _finish_step(
+        self,
+        deployment: Deployment,
+        result: StepResult,
+        total: float,
+        schedule_seconds: float,
+        begin: float,
+    ) -> float:
+        """Reduces, updates, exchanges what all ranks have to know; returns the loss."""
+        updater = deployment.updater
+        updating = self._calls == self._accumulate
+        squares, finite = 0.0, True
+        if updating:
+            updater.finish_reductions()
+            if updater.needs_agreement:
+                squares, finite = updater.squares_and_finite()
+        cpu_seconds = self._transport.counters().cpu_seconds
+        self._report.enter(result, schedule_seconds, cpu_seconds - self._cpu_seconds)
+        self._report.step_seconds = time.monotonic() - begin
+        self._cpu_seconds = cpu_seconds
+        rows = self._hub.exchange(
+            [result.loss, squares, float(finite), *self._report.numbers()],
+            "the end of the step",
+        )
+        self._report.rows = [
+            Report.of_numbers(row[3:], name)
+            for row, name in zip(rows, self._transports, strict=True)
+        ]
+        if updating:
+            factor = self._reference / self._samples
+            updater.apply(
+                deployment.used_weights(), factor, float(rows[:, 1].sum()), bool(rows[:, 2].all())
+            )
+            if self._place.num_replicas > 1:
+                deployment.averages.run()
+            self._calls, self._samples = 0, 0.0
+        if updater.is_scaling:
+            # A rank without weights has no optimizer that knows; the others agree.
+            scales = self._hub.exchange([updater.loss_scale], "the loss scale")
+            self._loss_scale = float(scales.max())
+        self.steps += 1
+        self._latest = result
+        return float(rows[:, 0].sum()) / total
+
+    # --- evaluation ----------------------------------------------------------------------------
+
+    def evaluate(self, x: Any, y: Any, sample_weight: Any = None) -> float:
+        """The mean loss of the global batch without training, on every rank.
+
+        A batch with fewer samples than micro-batches is split into as many as it has samples.
+        """
+        count, total = self._count(x, {"y": y, "sample_weight": sample_weight}, 1)
+        with self._together("evaluate"):
+            deployment = self._deployed(x, count)
+            sizes = sizes_of(count, min(count, self.schedule.num_microbatches))
+            data = self._data(x, y, sample_weight, sizes, [])
+            result = deployment.executor.infer(data, keep_outputs=bool(self._metrics))
+            rows = self._hub.exchange([result.loss], "the loss of evaluate")
+            self._metrics.update(self._hub, self._is_last, result, data, self._place)
+            return float(rows[:, 0].sum()) / total
+
+    def predict(self, x: Any, gather: bool = False) -> Any:
+        """The model's outputs for this replica's x.
+
+        Args:
+            x: inputs.
+            gather: bring them to every rank of the replica.
+
+        Returns:
+            The outputs on the last stage's rank, or with `gather` everywhere; else None.
+        """
+        count = num_samples(x, "x")
+        with self._together("predict"):
+            deployment = self._deployed(x, count)
+            sizes = sizes_of(count, min(count, self.schedule.num_microbatches))
+            data = self._data(x, None, None, sizes, [])
+            result = deployment.executor.infer(data, keep_outputs=True)
+            outputs = None
+            if self._is_last:
+                flat = [tf.concat(parts, 0) for parts in zip(*result.outputs, strict=True)]
+                outputs = deployment.pack_outputs(flat)
+            if gather:
+                outputs = deployment.spread(outputs)
+            return outputs
+
+    def metric_results(self) -> dict[str, float]:
+        """The metrics over the global batch of the latest `train_step` or `evaluate`, by name."""
+        return dict(self._metrics.results)
+
+    # --- weights and state ---------------------------------------------------------------------
+
+    def build(self, x: Any) -> None:
+        """Places and builds the model for inputs like `x`, as the first call would."""
+        with self._together("build"):
+            self._deployed(x, num_samples(x, "x"))
+
+    def gather_weights(self) -> dict[str, np.ndarray] | None:
+        """Brings all weights to rank 0: into its layer objects where these are built.
+
+        Returns:
+            On rank 0 the values by global name, in the order of the model; else None.
+        """
+        with self._together("gather_weights"):
+            return self._need_deployment().gather_weights()
+
+    def save(self, path: Any) -> None:
+        """Writes a checkpoint that loads with any number of stages; see `checkpoint`."""
+        from pipeline.runtime import checkpoint
+
+        with self._together("save"):
+            checkpoint.save(path, self._need_deployment(), self._state())
+
+    def restore(self, path: Any) -> None:
+        """Reads a checkpoint; before the first batch, it takes effect when the model is built."""
+        from pipeline.runtime import checkpoint
+
+        with self._together("restore"):
+            reader = checkpoint.Reader(path)
+            if self._deployment is None:
+                self._restoring = reader
+            else:
+                self._restore(reader)
+
+    def _state(self) -> dict[str, float]:
+        return {"steps": self.steps, "loss_scale": self._loss_scale}
+
+    def _restore(self, reader: Any) -> None:
+        state = reader.restore(self._deployment)
+        self.steps = int(state["steps"])
+        self._loss_scale = float(state["loss_scale"])
+
+    # --- telling -------------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        """This rank's figures; on rank 0, `str()` of it is the table over all ranks."""
+        shown = Report.of_numbers(self._report.numbers(), self._report.transport)
+        if self._place.rank == 0:
+            shown.rows = list(self._report.rows)
+        return shown
+
+    def timeline(self) -> Any:
+        """The course of the latest step on all ranks, as `pipeline.simulate` would return it.
+
+        Returns:
+            On rank 0 a `Simulation` with measured times, which draws itself by `plot(path)` and
+            writes itself by `chrome_trace(path)`; else None.
+        """
+        from pipeline.runtime.timeline import record
+
+        with self._together("timeline"):
+            return record(self.schedule, self._place.num_replicas, self._hub, self._latest)
+
+    @property
+    def num_traces(self) -> int:
+        """How often this rank's stages were traced so far."""
+        if self._deployment is None:
+            return 0
+        return sum(stage.num_traces for stage in self._deployment.executor.stages)
+
+    def close(self) -> None:
+        """Ends the connections; the pipeline cannot be used after it."""
+        self._broken = self._broken or "it was closed"
+        self._transport.close()
+
+    # --- inside --------------------------------------------------------------------------------
+
+    @property
+    def _is_last(self) -> bool:
+        last = self.schedule.num_virtual_stages - 1
+        return self.schedule.placement.rank_and_chunk(last, self._place.num_stages)[0] == self.stage
+
+    def _transport_name(self) -> str:
+        kinds = {self._transport.kind_of(rank) for rank in range(self._place.rank)}
+        kinds |= {
+            self._transport.kind_of(rank)
+            for rank in range(
+                self._place.rank + 1, self._place.num_stages * self._place.num_replicas
+            )
+        }
+        return "+".join(sorted(kinds - {""})) or "none"
+
+    def _count(self, x: Any, others: dict[str, Any], least: int) -> tuple[int, float]:
+        """This replica's samples, and those of all replicas."""
+        if self._broken:
+            raise PipelineError(f"this pipeline cannot go on: {self._broken}")
+        if self._place.num_replicas == 1:
+            count = check_batch(x, others, least)
+            return count, float(count)
+        problem = None
+        try:
+            count = check_batch(x, others, least)
+        except ValueError as error:
+            problem, count = error, -1
+        counts = self._hub.exchange([float(count)], "the number of samples")[:, 0]
+        if problem is not None:
+            raise problem
+        if (counts < 0).any():
+            rank = int(np.argmin(counts))
+            raise UsageError(
+                f"replica {rank // self._place.num_stages} refused its batch; the step was not done"
+            )
+        return count, float(counts[:: self._place.num_stages].sum())
+
+    def _deployed(self, x: Any, count: int) -> Deployment:
+        if self._deployment is None:
+            size = sizes_of(count, min(count, self.schedule.num_microbatches))[0]
+            self._deployment = Deployment(
+                self._request, self._place, self._transport, self._hub, x, size
+            )
+            self._transports = self._hub.gather(self._report.transport, "the transports")
+            if self._restoring is not None:
+                self._restore(self._restoring)
+                self._restoring = None
+        return self._deployment
+
+    def _need_deployment(self) -> Deployment:
+        if self._deployment is None:
+            raise UsageError(
+                "the model is built at the first batch; train or call build(x) before this"
+            )
+        return self._deployment
+
+    def _data(
+        self, x: Any, y: Any, sample_weight: Any, sizes: list[int], scales: list[float]
+    ) -> StepData:
+        inputs = targets = weights = None
+        if self.schedule.placement.rank_and_chunk(0, self._place.num_stages)[0] == self.stage:
+            inputs = [flatten(part) for part in split(x, sizes)]
+        if self._is_last and y is not None:
+            targets = split(y, sizes)
+            weights = None if sample_weight is None else split(sample_weight, sizes)
+        return StepData(inputs, targets, weights, sizes, scales, self.steps)
+
+    @contextmanager
+    def _together(self, call: str) -> Iterator[None]:
+        """Around what all ranks do together: if this one fails, the others learn why."""
+        if self._broken:
+            raise PipelineError(f"this pipeline cannot go on: {self._broken}")
+        try:
+            with tensorflow_internals.exact_graphs():
+                yield
+        except UsageError:
+            raise
+        except BaseException as error:
+            why = f"rank {self._place.rank} failed in {call}: {type(error).__name__}: {error}"
+            if isinstance(error, CommunicationError):
+                why = str(error)
+            self._broken = why
+            self._transport.abort(why)
+            raise

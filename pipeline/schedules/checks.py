@@ -1,0 +1,272 @@
+"""Checks of the lines' order and of what pairs up between them; steps 1 and 2 of the validator.
+
+From the placement it is known which messages every line must have. Once each line has been found
+complete, every send therefore has exactly one receive of the same tag.
+"""
+
+from __future__ import annotations
+
+from pipeline.errors import ScheduleError
+from pipeline.schedules.actions import BOUNDARY, COUNTERPART, STASH_TRANSFERS, Action, Kind
+from pipeline.schedules.faults import Place, fault
+from pipeline.schedules.line_index import MISSING, LineIndex, Row
+from pipeline.schedules.schedule import Schedule
+
+_BOUNDARY_KINDS = frozenset(BOUNDARY) | frozenset(BOUNDARY.values())
+
+
+class LineCheck:
+    """Checks one rank's line by itself.
+
+    Args:
+        schedule: the schedule.
+        index: where the actions of the line are.
+    """
+
+    def __init__(self, schedule: Schedule, index: LineIndex) -> None:
+        self.schedule = schedule
+        self.index = index
+        self.line = schedule.actions[index.rank]
+        self.expected = set()  # keys of the boundary messages that the line must have
+
+    def run(self) -> None:
+        """Raises ScheduleError at the first fault."""
+        for chunk in range(self.schedule.num_chunks):
+            self._check_computations(chunk)
+        for chunk in range(self.schedule.num_chunks):
+            self._check_dependencies(chunk, Kind.FORWARD, -1)
+            self._check_dependencies(chunk, Kind.BACKWARD, 1)
+        for key, row in self.index.rows.items():
+            if key[0] in _BOUNDARY_KINDS and key not in self.expected:
+                position = next(position for position in row if position != MISSING)
+                raise self._fault(
+                    "unexpected-message",
+                    "by the placement of the model's parts, nothing passes here between these two "
+                    "ranks in this direction",
+                    position,
+                )
+        self._check_stashes()
+
+    def _fault(self, code: str, text: str, position: int) -> ScheduleError:
+        return fault(self.schedule, code, text, Place(self.index.rank, position))
+
+    def _check_computations(self, chunk: int) -> None:
+        """Every micro-batch has its forward, then its backward, then its weight gradient."""
+        forwards = self.index.row(Kind.FORWARD, chunk)
+        backwards = self.index.row(Kind.BACKWARD, chunk)
+        for microbatch, (forward, backward) in enumerate(zip(forwards, backwards, strict=True)):
+            if 0 <= forward < backward:
+                continue
+            name = str(Action(Kind.FORWARD, microbatch, chunk))
+            if forward == MISSING:
+                position = self._first_without_forward(microbatch, backward)
+                raise self._fault("missing-forward", f"the line has no {name}", position)
+            if backward == MISSING:
+                raise self._fault("missing-backward", f"{name} has no backward", forward)
+            raise self._fault("backward-first", f"the backward is before {name}", backward)
+        if not self.schedule.splits_backward:
+            return
+        weights = self.index.row(Kind.WEIGHT, chunk)
+        for microbatch, (backward, weight) in enumerate(zip(backwards, weights, strict=True)):
+            name = str(Action(Kind.BACKWARD, microbatch, chunk))
+            if weight == MISSING:
+                raise self._fault(
+                    "missing-weight",
+                    f"{name} has no weight gradient, though others have; add its W",
+                    backward,
+                )
+            if weight < backward:
+                raise self._fault("weight-first", f"the weight gradient is before {name}", weight)
+
+    def _first_without_forward(self, microbatch: int, backward: int) -> int:
+        """The place to show: the backward, else whatever names a micro-batch that late."""
+        if backward != MISSING:
+            return backward
+        return next(
+            (at for at, action in enumerate(self.line) if action.microbatch >= microbatch),
+            len(self.line) - 1,
+        )
+
+    def _check_dependencies(self, chunk: int, kind: Kind, step: int) -> None:
+        """Each computation has what it needs before it, and hands on what it made after it.
+
+        Args:
+            chunk: the model chunk.
+            kind: forward or backward.
+            step: which virtual stage it needs something from: the one before or the one after.
+        """
+        forward = kind is Kind.FORWARD
+        computed = self.index.row(kind, chunk)
+        source, source_chunk = self._neighbour(chunk, step)
+        if source == self.index.rank:
+            earlier = self.index.row(kind, source_chunk)
+            self._check_order("not-computed", earlier, computed, Action(kind, 0, source_chunk))
+        elif source is not None:
+            receive = Kind.RECV_FORWARD if forward else Kind.RECV_BACKWARD
+            self.expected.add((receive, chunk, source))
+            received = self.index.row(receive, chunk, source)
+            example = Action(receive, 0, chunk, source)
+            self._check_order("not-received", received, computed, example)
+        target, _ = self._neighbour(chunk, -step)
+        if target is not None and target != self.index.rank:
+            send = Kind.SEND_FORWARD if forward else Kind.SEND_BACKWARD
+            self.expected.add((send, chunk, target))
+            sent = self.index.row(send, chunk, target)
+            self._check_sent(computed, sent, Action(send, 0, chunk, target))
+
+    def _neighbour(self, chunk: int, step: int) -> tuple[int | None, int]:
+        """The rank and chunk of the virtual stage before (-1) or after (1); None at the ends."""
+        schedule = self.schedule
+        stage = schedule.virtual_stage(self.index.rank, chunk) + step
+        if not 0 <= stage < schedule.num_virtual_stages:
+            return None, 0
+        return schedule.placement.rank_and_chunk(stage, schedule.num_stages)
+
+    def _check_order(self, code: str, needed: Row, users: Row, example: Action) -> None:
+        """What is needed comes first; `example` is what it is called for micro-batch 0."""
+        for microbatch, (need, user) in enumerate(zip(needed, users, strict=True)):
+            if not 0 <= need < user:
+                name = example._replace(microbatch=microbatch)
+                raise self._fault(code, f"{self.line[user]} needs {name} before it", user)
+
+    def _check_sent(self, computed: Row, sent: Row, example: Action) -> None:
+        for microbatch, (made, send) in enumerate(zip(computed, sent, strict=True)):
+            if made < send:
+                continue
+            name = example._replace(microbatch=microbatch)
+            if send == MISSING:
+                raise self._fault("not-sent", f"what {self.line[made]} makes needs {name}", made)
+            raise self._fault("sent-too-early", f"{name} is before {self.line[made]}", send)
+
+    def _check_stashes(self) -> None:
+        """Evicted stashes come back before their backward, accepted ones are returned."""
+        for kind, chunk, peer in self.index.rows:
+            if kind in (Kind.EVICT, Kind.LOAD):
+                self._check_evicted(chunk, peer)
+            elif kind in (Kind.ACCEPT, Kind.RETURN):
+                self._check_accepted(chunk, peer)
+
+    def _check_evicted(self, chunk: int, peer: int | None) -> None:
+        forwards = self.index.row(Kind.FORWARD, chunk)
+        backwards = self.index.row(Kind.BACKWARD, chunk)
+        evictions = self.index.row(Kind.EVICT, chunk, peer)
+        loads = self.index.row(Kind.LOAD, chunk, peer)
+        for forward, evict, load, backward in zip(
+            forwards, evictions, loads, backwards, strict=True
+        ):
+            if evict == load == MISSING or 0 <= forward < evict < load < backward:
+                continue
+            if evict == MISSING:
+                raise self._fault("load-without-evict", "this stash is not away", load)
+            if evict < forward:
+                raise self._fault("evict-before-forward", "there is no such stash yet", evict)
+            if evict > backward:
+                raise self._fault("evict-after-backward", "this stash is used up", evict)
+            if load == MISSING:
+                text = f"{self.line[evict]} took its stash away and no LOAD brought it back"
+                raise self._fault("missing-load", text, backward)
+            if load < evict:
+                raise self._fault("load-before-evict", "this stash is not away yet", load)
+            text = f"{self.line[load]} comes after it"
+            raise self._fault("load-after-backward", text, backward)
+        self._check_one_peer(chunk, peer, evictions)
+
+    def _check_one_peer(self, chunk: int, peer: int | None, evictions: Row) -> None:
+        """No stash that goes to this peer goes to another one, too."""
+        for (kind, other_chunk, other_peer), others in self.index.rows.items():
+            if kind is not Kind.EVICT or other_chunk != chunk or other_peer == peer:
+                continue
+            for one, other in zip(evictions, others, strict=True):
+                if one != MISSING and other != MISSING:
+                    text = "this stash is evicted twice"
+                    raise self._fault("evicted-twice", text, max(one, other))
+
+    def _check_accepted(self, chunk: int, peer: int | None) -> None:
+        accepted = self.index.row(Kind.ACCEPT, chunk, peer)
+        returned = self.index.row(Kind.RETURN, chunk, peer)
+        for accept, give_back in zip(accepted, returned, strict=True):
+            if accept == give_back == MISSING or 0 <= accept < give_back:
+                continue
+            if give_back == MISSING:
+                raise self._fault("missing-return", "this stash is never returned", accept)
+            raise self._fault("return-without-accept", "this stash is not here yet", give_back)
+
+
+def check_microbatches(schedule: Schedule) -> None:
+    """Checks that the lines are about the same micro-batches; points at those that are not.
+
+    Raises:
+        ScheduleError: at a micro-batch that most lines do not have, or that leaves a gap below it.
+    """
+    # Micro-batch → the first place of its forward in each line that has one.
+    places: list[dict[int, Place]] = [{} for _ in range(schedule.num_microbatches)]
+    for rank, line in enumerate(schedule.actions):
+        for position, action in enumerate(line):
+            if action.kind is Kind.FORWARD:
+                places[action.microbatch].setdefault(rank, Place(rank, position))
+    if not any(places):
+        raise fault(schedule, "empty", "no line has a forward", Place(0, 0))
+    for microbatch, having in enumerate(places):
+        if 2 * len(having) > schedule.num_stages:
+            continue  # a line without it will be found by its own check
+        if having:
+            text = f"most lines have no forward of micro-batch {microbatch}"
+        else:
+            text = f"no line has a forward of micro-batch {microbatch}"
+            having = next(later for later in reversed(places) if later)
+        place = next(iter(having.values()))
+        raise fault(
+            schedule,
+            "odd-microbatch",
+            f"{schedule.actions[place.rank][place.position]} is there, but {text}; micro-batches "
+            "count from 0 without gaps, and pass all stages",
+            place,
+        )
+
+
+def check_pairs(schedule: Schedule) -> None:
+    """Checks that partners list the same stash transfers in the same order.
+
+    Raises:
+        ScheduleError: at the first transfer that the partner does not have, or has elsewhere.
+    """
+    # (rank, its partner) → positions of their transfers in the rank's line.
+    transfers: dict[tuple[int, int], list[int]] = {}
+    for rank, line in enumerate(schedule.actions):
+        for position, action in enumerate(line):
+            if action.kind in STASH_TRANSFERS and action.peer is not None:
+                transfers.setdefault((rank, action.peer), []).append(position)
+    for (rank, peer), ours in transfers.items():
+        theirs = transfers.get((peer, rank), [])
+        wanted = [_counterpart(schedule.actions[rank][position], rank) for position in ours]
+        found = [schedule.actions[peer][position] for position in theirs]
+        if wanted != found:
+            raise _unpaired(schedule, (rank, ours, wanted), (peer, theirs, found))
+
+
+def _counterpart(action: Action, rank: int) -> Action:
+    return action._replace(kind=COUNTERPART[action.kind], peer=rank)
+
+
+def _unpaired(
+    schedule: Schedule,
+    here: tuple[int, list[int], list[Action]],
+    there: tuple[int, list[int], list[Action]],
+) -> ScheduleError:
+    rank, ours, wanted = here
+    peer, theirs, found = there
+    # A transfer that one of them lacks is the better explanation than the order of the others.
+    for position, action in zip(ours, wanted, strict=True):
+        if action not in found:
+            text = f"the line of rank {peer} has no {action}"
+            return fault(schedule, "unpaired", text, Place(rank, position))
+    for position, action in zip(theirs, found, strict=True):
+        if action not in wanted:
+            text = f"the line of rank {rank} has no {_counterpart(action, peer)}"
+            return fault(schedule, "unpaired", text, Place(peer, position))
+    at = next(at for at, action in enumerate(wanted) if action != found[at])
+    text = (
+        f"rank {rank} has {schedule.actions[rank][ours[at]]} here, rank {peer} has {found[at]}; "
+        "partners must list their stash transfers in the same order"
+    )
+    return fault(schedule, "stash-order", text, Place(rank, ours[at]), Place(peer, theirs[at]))

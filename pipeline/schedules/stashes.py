@@ -1,0 +1,127 @@
+"""How many stashes a rank holds at most, moment by moment, as it follows from the schedule's text.
+
+The rules are those of `schedules.actions`: a stash is held from its forward to its backward (to its
+weight gradient in a schedule that splits backward); one on its way counts at both ends; transfers
+between two partners run one at a time, in order; a transfer is known to be complete only once a
+computation of this rank has waited for it or for a later one. So the counts hold however slow the
+transfers are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from pipeline.schedules.actions import COMPUTE, STASH_TRANSFERS, Action, Kind
+from pipeline.schedules.schedule import Schedule
+
+
+def held_over_time(
+    schedule: Schedule, rank: int, sizes: Sequence[float] | None = None
+) -> Iterator[tuple[int, float]]:
+    """What `rank` holds at most, at each computation and stash transfer of its line.
+
+    Args:
+        schedule: a schedule whose order is right (see `schedules.validation`).
+        rank: the rank.
+        sizes: for each rank the bytes of one of its stashes; by default each counts 1.
+
+    Yields:
+        The position in the line, and what is held there: stashes or bytes.
+    """
+    return _Ledger(schedule, rank, sizes or [1] * schedule.num_stages).run()
+
+
+class _Queue:
+    """The transfers with one partner that are not known to be complete, in order."""
+
+    def __init__(self) -> None:
+        # (what it takes up while it runs, what it has changed once it is complete)
+        self.waiting: deque[tuple[float, float]] = deque()
+        self.posted = 0
+        self.total: float = 0
+        self.peak: float = 0
+
+    def post(self, running: float, change: float) -> int:
+        """Appends a transfer and returns its number."""
+        self.peak = max(self.peak, self.total + running)
+        self.waiting.append((running, change))
+        self.total += change
+        self.posted += 1
+        return self.posted - 1
+
+    def complete(self, number: int) -> float:
+        """Takes all transfers up to `number` as complete; returns what they have changed."""
+        changed: float = 0
+        while self.posted - len(self.waiting) <= number:
+            changed += self.waiting.popleft()[1]
+        self.peak = self.total = 0
+        for running, change in self.waiting:
+            self.peak = max(self.peak, self.total + running)
+            self.total += change
+        return changed
+
+
+class _Ledger:
+    def __init__(self, schedule: Schedule, rank: int, sizes: Sequence[float]) -> None:
+        self.line: Sequence[Action] = schedule.actions[rank]
+        self.last_use = Kind.WEIGHT if schedule.splits_backward else Kind.BACKWARD
+        self.rank = rank
+        self.sizes = sizes
+        self.held: float = 0
+        self.queues: dict[int, _Queue] = {}
+        # Evictions since the last forward that waited, as (computation before it, peer, number).
+        self.evictions: deque[tuple[int, int, int]] = deque()
+        self.loads: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def run(self) -> Iterator[tuple[int, float]]:
+        computations = 0
+        own_size = self.sizes[self.rank]
+        for position, action in enumerate(self.line):
+            kind = action.kind
+            if kind in COMPUTE:
+                if kind is Kind.FORWARD:
+                    if self.evictions:
+                        self._wait_for_evictions(computations)
+                    self.held += own_size
+                elif self.loads and kind is Kind.BACKWARD:
+                    self._wait_for_load(action)
+                computations += 1
+            elif kind in STASH_TRANSFERS:
+                self._post(action, computations)
+            else:
+                continue
+            yield position, self._amount()
+            if kind is self.last_use:
+                self.held -= own_size
+
+    def _amount(self) -> float:
+        if not self.queues:
+            return self.held
+        return self.held + sum(queue.peak for queue in self.queues.values())
+
+    def _post(self, action: Action, computations: int) -> None:
+        kind, microbatch, chunk, peer = action
+        size = self.sizes[self.rank if kind in (Kind.EVICT, Kind.LOAD) else peer]
+        arriving = kind in (Kind.LOAD, Kind.ACCEPT)
+        queue = self.queues.setdefault(peer, _Queue())
+        number = queue.post(size if arriving else 0, size if arriving else -size)
+        if kind is Kind.EVICT:
+            self.evictions.append((computations, peer, number))
+        elif kind is Kind.LOAD:
+            self.loads[microbatch, chunk] = (peer, number)
+
+    def _wait_for_evictions(self, computations: int) -> None:
+        """A forward waits for the evictions before the preceding computation."""
+        while self.evictions and self.evictions[0][0] < computations:
+            _, peer, number = self.evictions.popleft()
+            self._complete(peer, number)
+
+    def _wait_for_load(self, backward: Action) -> None:
+        """A backward waits for its stash, if that is on its way back."""
+        load = self.loads.pop((backward.microbatch, backward.chunk), None)
+        if load is not None:
+            self._complete(*load)
+
+    def _complete(self, peer: int, number: int) -> None:
+        self.held += self.queues[peer].complete(number)
