@@ -1,4 +1,4 @@
-"""Errors: of ops in the graph and in place, of the user's Python, of Ctrl-C, handled and not.
+"""Ops that fail by value: in the graph and in place, handled in the step and not.
 
 Each program runs eagerly and co-executed. Types, messages, tracebacks, variables, random streams
 and printed text have to agree, nothing behind a failed op may have become visible, and the step has
@@ -6,75 +6,17 @@ to co-execute again. An op that fails in a graph may be reported later than in e
 when the next call starts, before its user code, and then its message names the user's line.
 """
 
-import contextlib
 import pathlib
-import pickle
-import signal
-import time
-import traceback
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from differential.observation import differences, resolve, snapshot
+from stepping import SMALL, WARM_UP, clean, co_executes, compare, users_frames  # noqa: F401
 
 import terra_tf as terra
-from terra_tf import native
-from terra_tf.runners.retreat import Retreat
 
 pytestmark = pytest.mark.timeout(60)
-
-WARM_UP = 6  # calls after which a step co-executes
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch):
-    """The step may not decide by the clock that it stays eager; no region may stay open."""
-    monkeypatch.setattr(Retreat, "stay_eager", lambda self: False)
-    yield
-    open_region = native.core.inside()
-    native.core.leave()
-    with contextlib.suppress(tf.errors.OpError):
-        terra.sync()  # an error that nobody asked for is not the next test's
-    assert not open_region
-
-
-class Eager:
-    """Stands for the package in a program that runs as plain TensorFlow does."""
-
-    function = staticmethod(lambda fn: fn)
-    iterate = staticmethod(iter)
-    sync = staticmethod(lambda: None)
-
-
-def compare(program, *args):
-    """Runs a program, a function of the package, eagerly and co-executed; says what differs."""
-    tf.random.set_seed(7)
-    expected = resolve(snapshot(program(Eager, *args)))
-    tf.random.set_seed(7)
-    actual = resolve(snapshot(program(terra, *args)))
-    return differences(expected, actual)
-
-
-def co_executes(step, call):
-    """Whether the step runs through as co-executed, after at most one call that does not."""
-    call()
-    before = step.stats().coexecuted if isinstance(step, terra.Step) else None
-    call()
-    terra.sync()
-    return before is None or step.stats().coexecuted == before + 1
-
-
-def users_frames(error):
-    """The lines of this file in a traceback, outermost first."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return [(frame.name, frame.line) for frame in frames if frame.filename == __file__]
-
-
-# ---------------------------------------------------------------- ops that fail by value
-
-SMALL = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 
 
 class Failing:
@@ -346,7 +288,7 @@ def check_failing_op(tmp_path, failing, visible, how):
     found = compare(program)
     for error in errors:
         # Raised where the op stands, the traceback shows the line; else the message has to.
-        if users_frames(error)[-1][0] != failing.op.__name__:
+        if users_frames(error, __file__)[-1][0] != failing.op.__name__:
             assert f'{__file__}", line {failing.line}, in {failing.op.__name__}' in str(error)
     assert found == []
 
@@ -356,6 +298,31 @@ def check_failing_op(tmp_path, failing, visible, how):
 @pytest.mark.parametrize("name", Failing.all)
 def test_an_op_fails_by_value(tmp_path, name, visible, how):
     check_failing_op(tmp_path, Failing.all[name], visible, how)
+
+
+def test_a_tensor_from_behind_an_error_raises_that_error():
+    """Python ran ahead and has such tensors; they never show a value."""
+    kept, total = [], tf.Variable(0.0)
+
+    @terra.function
+    def step(index):
+        row = tf.gather(SMALL, index)
+        kept[:] = [row * 2.0, row.shape]
+        total.assign_add(tf.reduce_sum(row))
+        return tf.cast(row, tf.int32)
+
+    for turn in range(WARM_UP):
+        step(tf.constant(turn % 3))
+    returned = step(tf.constant(9))
+    for _ in range(2):
+        for tensor in (kept[0], returned):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):
+                tensor.numpy()
+            with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):
+                tf.add(tensor, tensor)
+    assert co_executes(step, lambda: step(tf.constant(1)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):
+        float(returned[0])
 
 
 # ---------------------------------------------------------------- handled in the step
@@ -394,467 +361,3 @@ def program_of_handled_error(package, folder, failing):
 @pytest.mark.parametrize("name", Failing.all)
 def test_an_error_is_handled_in_the_step(tmp_path, name):
     assert compare(program_of_handled_error, tmp_path, Failing.all[name]) == []
-
-
-# ---------------------------------------------------------------- exceptions of the user's Python
-
-
-class Unusual(Exception):
-    """An exception that carries more than a text."""
-
-    def __init__(self, tensor, note):
-        super().__init__(tensor, note)
-        self.note = note
-
-
-def raise_plainly(x, variable):
-    raise ValueError("in a helper")
-
-
-def raise_from_numpy(x, variable):
-    np.linalg.inv(np.zeros([2, 2]))
-
-
-def raise_with_tensors(x, variable):
-    raise Unusual(x * 2.0, {"sum": tf.reduce_sum(x) + variable})
-
-
-def raise_chained(x, variable):
-    try:
-        {}["missing"]
-    except KeyError as error:
-        variable.assign_add(3.0)
-        raise RuntimeError("chained") from error
-
-
-def raise_while_handling(x, variable):
-    try:
-        raise_plainly(x, variable)
-    except ValueError:
-        variable.assign_add(5.0)
-        raise_from_numpy(x, variable)
-
-
-def raise_after_op_error(x, variable):
-    try:
-        tf.gather(x, 99)
-    except tf.errors.InvalidArgumentError:
-        variable.assign_add(7.0)
-        raise LookupError("no such row") from None
-
-
-def raise_in_generator(x, variable):
-    def numbers():
-        yield x
-        variable.assign_add(1.0)
-        raise ValueError("in a generator")
-
-    for number in numbers():
-        variable.assign_add(tf.reduce_sum(number))
-
-
-def raise_in_numpy_function(x, variable):
-    def fails(value):
-        raise ValueError(f"in a callback of {value.sum()}")
-
-    variable.assign_add(tf.numpy_function(fails, [x], tf.float32))
-
-
-def raise_in_py_function(x, variable):
-    def fails(value):
-        raise ValueError("in a callback")
-
-    variable.assign_add(tf.py_function(fails, [x], tf.float32))
-
-
-def raise_in_custom_gradient(x, variable):
-    @tf.custom_gradient
-    def strange(value):
-        def gradient(upstream):
-            variable.assign_add(11.0)
-            raise ArithmeticError("in a gradient")
-
-        return value * 2.0, gradient
-
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        loss = tf.reduce_sum(strange(x))
-    variable.assign_add(tape.gradient(loss, x)[0])
-
-
-def raise_in_layer(x, variable):
-    class Fails(keras.layers.Layer):
-        def call(self, inputs):
-            variable.assign_add(13.0)
-            raise TypeError("in a layer")
-
-    Fails(name="fails")(x[None])
-
-
-def raise_in_context_manager(x, variable):
-    with contextlib.ExitStack() as stack, tf.GradientTape():
-        stack.callback(lambda: variable.assign_add(17.0))
-        raise ValueError("in a with")
-
-
-def raise_stop_iteration(x, variable):
-    next(iter([]))
-
-
-def raise_system_exit(x, variable):
-    raise SystemExit(3)
-
-
-def raise_keyboard_interrupt(x, variable):
-    raise KeyboardInterrupt
-
-
-def raise_type_error_of_tensorflow(x, variable):
-    variable.assign_add(x + tf.constant(1))
-
-
-PLACES = [value for name, value in list(globals().items()) if name.startswith("raise_")]
-
-
-def chain(error):
-    """An exception and those that it was raised from: type, contents, the user's lines."""
-    found = []
-    while error is not None:
-        contents = error.args
-        if isinstance(error, tf.errors.OpError):
-            contents = "callback" in str(error)  # eager's text has addresses and paths
-        hidden = error.__suppress_context__
-        found.append((type(error).__name__, contents, users_frames(error), hidden))
-        error = error.__cause__ or (None if hidden else error.__context__)
-    return found
-
-
-def program_of_user_exception(package, place, lead):
-    """One statement of the step raises in two iterations, between writes and a draw."""
-    before, after, noise = tf.Variable(0.0), tf.Variable(0.0), tf.Variable(tf.zeros([2]))
-    python = []
-
-    @package.function
-    def step(turn, x):
-        python.append(turn)
-        before.assign_add(tf.reduce_sum(x))
-        y = tf.nn.relu(x) + before
-        noise.assign(tf.random.normal([2]))
-        if turn in (WARM_UP, WARM_UP + 1, 2 * WARM_UP):
-            try:
-                place(y, before)
-            finally:
-                python.append("finally")
-        after.assign_add(tf.reduce_sum(y))
-        return after + noise
-
-    errors, values = [], []
-    for turn in range(3 * WARM_UP):
-        try:
-            values.append(step(turn, tf.constant([1.0, float(turn)])))
-        except BaseException as error:
-            errors.append(chain(error))
-            values.append([variable.numpy() for variable in (before, after, noise)])
-    assert co_executes(step, lambda: step(0, tf.constant([1.0, 2.0])))
-    return errors, values, python, before, after, noise, tf.random.normal([2])
-
-
-@pytest.mark.parametrize("lead", [0, 1])
-@pytest.mark.parametrize("place", PLACES)
-def test_an_exception_of_the_user(monkeypatch, place, lead):
-    monkeypatch.setattr(terra.settings, "lead", lead)
-    assert compare(program_of_user_exception, place, lead) == []
-
-
-def test_tensors_of_an_exception_outlive_the_step():
-    variable = tf.Variable(1.0)
-
-    def failing(x):
-        raise Unusual(x * variable, {"sum": tf.reduce_sum(x)})
-
-    @terra.function
-    def step(turn, x):
-        variable.assign_add(1.0)
-        y = tf.exp(x)
-        if turn == WARM_UP:
-            failing(y)
-        variable.assign_add(tf.reduce_sum(y))
-
-    x = tf.zeros([3])
-    for turn in range(WARM_UP):
-        step(turn, x)
-    with pytest.raises(Unusual) as raised:
-        step(WARM_UP, x)
-    error, copied = raised.value, pickle.loads(pickle.dumps(raised.value.args[0]))
-    expected = np.float32(1 + 4 * WARM_UP + 1)
-    for _ in range(3):
-        step(0, x)
-    assert error.args[0].numpy().tolist() == [expected] * 3
-    assert copied.numpy().tolist() == [expected] * 3
-    assert float(error.note["sum"]) == 3.0
-
-
-def test_an_op_error_keeps_what_the_handler_raises_from_it():
-    @terra.function
-    def step(turn, index):
-        total = tf.reduce_sum(SMALL)
-        try:
-            return tf.gather(SMALL, index) * total
-        except tf.errors.InvalidArgumentError as error:
-            raise LookupError(f"no row in step {turn}") from error
-
-    for turn in range(WARM_UP):
-        step(turn, tf.constant(turn % 3))
-    with pytest.raises(LookupError, match=f"no row in step {WARM_UP}") as raised:
-        step(WARM_UP, tf.constant(9))
-    assert isinstance(raised.value.__cause__, tf.errors.InvalidArgumentError)
-    lines = [line for _, line in users_frames(raised.value.__cause__)]
-    assert lines == ["return tf.gather(SMALL, index) * total"]
-    assert co_executes(step, lambda: step(0, tf.constant(1)))
-
-
-# ---------------------------------------------------------------- Ctrl-C
-
-
-@contextlib.contextmanager
-def interrupt_after(seconds):
-    """Ctrl-C in the block, as the timer's signal; yields a list with its time and the catch's."""
-    times = []
-
-    def handler(*_):
-        times.append(time.monotonic())
-        raise KeyboardInterrupt
-
-    old = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            yield times
-        times.append(time.monotonic())
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-
-
-class Slow:
-    """A step whose graph takes long for large sizes; the size is a value, not a shape."""
-
-    products = 60
-
-    def __init__(self):
-        self.before, self.after = tf.Variable(0.0), tf.Variable(0.0)
-        self.reads = False
-        self.finished = 0
-        self.step = terra.function(self._step)
-        for turn in range(WARM_UP):
-            self.reads = turn % 2 == 0
-            self.step(tf.constant([turn + 2, turn + 2]))
-        self.reads = True
-        for turn in range(WARM_UP):
-            self.step(tf.constant([turn + 2, turn + 2]))
-        terra.sync()
-        self.calls = self.finished
-
-    def _step(self, size):
-        self.before.assign_add(1.0)
-        x = tf.fill(size, 0.5)
-        for _ in range(self.products):
-            x = tf.raw_ops.Mul(x=tf.raw_ops.MatMul(a=x, b=x), y=0.0)  # looks at no shape
-        total = tf.raw_ops.Sum(input=x, axis=[0, 1])
-        self.after.assign_add(1.0 + total)
-        if self.reads:
-            float(total)
-        self.finished += 1
-
-    def state(self):
-        return float(self.before), float(self.after), self.finished
-
-
-SIZE = [1500, 1500]
-
-
-def test_ctrl_c_while_a_sync_waits():
-    slow = Slow()
-    slow.reads = False
-    for _ in range(4):
-        slow.step(tf.constant([2, 2]))
-    n = slow.finished
-    with interrupt_after(0.5) as times:
-        slow.step(tf.constant(SIZE))
-        terra.sync()
-    assert times[1] - times[0] < 1
-    terra.sync()  # what was started finishes, once
-    assert slow.state() == (n + 1, n + 1, n + 1)
-    assert co_executes(slow.step, lambda: slow.step(tf.constant([2, 2])))
-
-
-def test_ctrl_c_while_the_next_call_waits(monkeypatch):
-    monkeypatch.setattr(terra.settings, "lead", 0)
-    slow = Slow()
-    slow.reads = False
-    for _ in range(4):
-        slow.step(tf.constant([2, 2]))
-    n = slow.finished
-    with interrupt_after(0.5) as times:
-        slow.step(tf.constant(SIZE))
-        slow.step(tf.constant([2, 2]))
-    assert times[1] - times[0] < 1
-    assert slow.finished in (n, n + 1)
-    finished = slow.finished
-    assert slow.state() == (finished, finished, finished)
-    assert co_executes(slow.step, lambda: slow.step(tf.constant([2, 2])))
-
-
-@pytest.mark.parametrize("how", ["computes", "sleeps"])
-def test_ctrl_c_while_python_loops(how):
-    before, after, turns = tf.Variable(0.0), tf.Variable(0.0), [0]
-
-    @terra.function
-    def step(seconds):
-        before.assign_add(1.0)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            turns[0] += 1
-            if how == "sleeps":
-                time.sleep(seconds)
-        after.assign_add(1.0)
-
-    for _ in range(WARM_UP):
-        step(0.0)
-    with interrupt_after(0.3) as times:
-        step(20.0)
-    assert times[1] - times[0] < 1
-    assert (float(before), float(after)) == (WARM_UP + 1, WARM_UP)
-    assert co_executes(step, lambda: step(0.0))
-
-
-def test_ctrl_c_between_any_two_ops_leaves_a_state_of_eager():
-    """Wherever the signal comes, the variables are those of an eager prefix of the step."""
-    variables = [tf.Variable(0.0) for _ in range(30)]
-
-    @terra.function
-    def step(x):
-        for variable in variables:
-            variable.assign_add(x)
-
-    for _ in range(WARM_UP):
-        step(tf.constant(1.0))
-    calls = WARM_UP
-    for attempt in range(30):
-        with interrupt_after(0.002 + 0.0007 * attempt):
-            while True:
-                step(tf.constant(1.0))
-        values = [int(variable.numpy()) for variable in variables]
-        assert values == sorted(values, reverse=True) and values[0] - values[-1] <= 1, values
-        assert values[0] >= calls
-        for variable in variables:
-            variable.assign(float(values[0]))
-        calls = values[0]
-        assert not native.core.inside()
-    assert co_executes(step, lambda: step(tf.constant(1.0)))
-
-
-# ---------------------------------------------------------------- loops that are left early
-
-
-def program_of_loop(package, leave):
-    """A loop of `iterate` is left in its middle, several times over."""
-    total, half, seen = tf.Variable(0.0), tf.Variable(0.0), []
-
-    def train(stop):
-        for turn, x in enumerate(package.iterate([tf.constant(float(i)) for i in range(12)])):
-            total.assign_add(x)
-            if turn == stop:
-                leave(total)
-            if turn == stop and leave is no_leave:
-                break
-            half.assign(total / 2.0)
-            seen.append(turn)
-
-    observed = []
-    for stop in (12, 9, 3, 12):
-        try:
-            train(stop)
-        except Exception as error:
-            observed.append(chain(error))
-        observed.append([total.numpy(), half.numpy(), len(seen)])
-        assert not native.core.inside()
-    return observed, seen
-
-
-def no_leave(total):
-    total.assign_add(100.0)
-
-
-def leave_by_exception(total):
-    raise ValueError("enough")
-
-
-def leave_by_op_error(total):
-    tf.gather(SMALL, 99)
-
-
-@pytest.mark.parametrize("leave", [no_leave, leave_by_exception, leave_by_op_error])
-def test_a_loop_is_left_early(leave):
-    assert compare(program_of_loop, leave) == []
-
-
-def program_of_generator(package):
-    """A training loop inside a generator, which gives way inside the body and is closed there."""
-    total, half = tf.Variable(0.0), tf.Variable(0.0)
-
-    def training():
-        try:
-            for x in package.iterate([tf.constant(float(i)) for i in range(20)]):
-                total.assign_add(x)
-                yield total * 2.0
-                half.assign(total / 2.0)
-        finally:
-            total.assign_add(0.25)
-
-    observed = []
-    for length in (20, 12, 1, 20):
-        generator = training()
-        for number, value in enumerate(generator, start=1):
-            observed.append(value)
-            if number == length:
-                break
-        generator.close()
-        observed.append([total.numpy(), half.numpy()])
-        assert not native.core.inside()
-    return observed, total, half
-
-
-def test_a_generator_with_a_loop_in_it_is_closed():
-    assert compare(program_of_generator) == []
-
-
-def program_of_generator_in_step(package):
-    """A step drives a generator that runs ops, and closes it early."""
-    total, events = tf.Variable(0.0), []
-
-    def values(x):
-        try:
-            while True:
-                total.assign_add(1.0)
-                x = x * 2.0
-                yield x
-        finally:
-            events.append("closed")
-            total.assign_add(100.0)
-
-    @package.function
-    def step(x, count):
-        generator = values(x)
-        taken = [next(generator) for _ in range(count)]
-        generator.close()
-        total.assign_add(0.5)
-        return taken[-1]
-
-    returned = [step(tf.constant(1.0), 2 + (turn == 8)) for turn in range(14)]
-    assert co_executes(step, lambda: step(tf.constant(1.0), 2))
-    return returned, events, total
-
-
-def test_a_generator_in_a_step_is_closed():
-    assert compare(program_of_generator_in_step) == []

@@ -3,26 +3,31 @@
 The traces are recorded from small steps, so the tests state what a program needs, by its source.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import terra_tf as terra
 from terra_tf.generation.plan import make_plan
-from terra_tf.tracegraph.sequence import Sequence
 
 pytestmark = pytest.mark.timeout(60)
 
 
 class Planned:
-    """The plan of a step that was called once."""
+    """The plan of a step that was called once, or once for each of `ways`, its last argument."""
 
-    def __init__(self, function, *arguments):
+    def __init__(self, function, *arguments, ways=None):
         step = terra.function(function)
-        step(*arguments)
-        (sequence,) = step._region.runner.tracegraph.sequences
-        self.trace = sequence.trace
-        self.plan = make_plan(Sequence.of(sequence.trace))
+        if ways is None:
+            step(*arguments)
+        for way in ways or ():
+            step(*arguments, way)
+            step._region.runner.tracegraph.sequences[0].graph = None  # so that it is traced again
+        (self.sequence,) = (s.snapshot() for s in step._region.runner.tracegraph.sequences)
+        self.plan = make_plan(self.sequence)
+        self.trace = self.sequence.trace
         self.end = len(self.trace.nodes)
 
     def position(self, op):
@@ -306,6 +311,116 @@ def test_what_python_still_holds_at_a_boundary_is_fetched(weights):
 
     planned = Planned(step, X)
     assert planned.fetched() == ["Cos", "Exp", "Sum"]
+
+
+# ---------------------------------------------------------------- branches
+
+
+def test_an_assignment_in_a_branch_waits_for_what_was_written_before_it(weights):
+    """Where the branch is not taken, the variable has the value from before it."""
+
+    def step(x, taken):
+        descend(weights, x)
+        if taken:
+            weights.assign(x)
+        float(tf.reduce_sum(weights.read_value()))
+        return tf.exp(x)
+
+    planned = Planned(step, X, ways=[True, False])
+    assert planned.gate("Sum") == 1
+    assert planned.plan.boundaries == [planned.position("Exp"), planned.end]
+    always = Planned(step, X, ways=[True, True])
+    assert always.gate("Sum") == 0
+
+
+def test_a_select_waits_for_whatever_it_may_be(weights):
+    def step(x, taken):
+        if taken:
+            descend(weights, x)
+            y = weights.read_value()
+        else:
+            y = tf.sin(x)
+        return tf.exp(y)
+
+    planned = Planned(step, X, ways=[True, False])
+    (gate,) = planned.plan.select_gate.values()
+    assert gate == planned.gate("ReadVariableOp") == planned.gate("Exp") == 1
+    assert planned.plan.selected >= {planned.output("Identity"), planned.output("Sin")}
+    assert planned.gate("Sin") == 0
+
+
+def test_a_read_that_only_some_iterations_do_has_its_boundary(weights):
+    def step(x, taken):
+        descend(weights, x)
+        total = tf.reduce_sum(weights.read_value())
+        if taken:
+            float(total)
+        return tf.exp(x)
+
+    for ways in ([True, False], [False, True]):
+        planned = Planned(step, X, ways=ways)
+        assert planned.plan.boundaries == [planned.position("Exp"), planned.end]
+        assert "Sum" in planned.fetched()
+
+
+def test_a_boundary_in_a_block_cuts_it(weights):
+    def step(x, taken):
+        y = tf.exp(x)
+        if taken:
+            descend(weights, y)
+            y = weights.read_value()
+            float(tf.reduce_sum(y))
+            y = tf.sin(y)
+        return tf.cos(y)
+
+    planned = Planned(step, X, ways=[True, False])
+    inner = planned.position("Sin")
+    assert planned.plan.boundaries == [inner, planned.end]
+    edges = [block.start for block in planned.plan.blocks]
+    assert inner in edges
+    assert [block.optional for block in planned.plan.blocks] == [False, True, True, False]
+    assert planned.plan.blocks[-1].end == planned.end
+
+
+def test_blocks_cover_all_nodes_and_no_boundary_is_inside_one(weights):
+    def step(x, turns):
+        for turn in range(turns):
+            x = tf.sin(x + weights)
+            if turn % 2:
+                tf.py_function(lambda: None, [], [])
+            descend(weights, x * 0.1)
+        float(tf.reduce_sum(weights.read_value()))
+        return x
+
+    planned = Planned(step, X, ways=[3, 5, 1, 4])
+    blocks = planned.plan.blocks
+    assert blocks[0].start == 0 and blocks[-1].end == planned.end
+    assert all(a.end == b.start for a, b in itertools.pairwise(blocks))
+    assert all(
+        not block.start < boundary < block.end
+        for block in blocks
+        for boundary in planned.plan.boundaries
+    )
+    assert planned.plan.boundaries == sorted(planned.plan.boundaries)
+    assert set(planned.plan.barrier) == {
+        k for k, node in enumerate(planned.trace.nodes) if node.op == "EagerPyFunc"
+    }
+
+
+def test_planning_leaves_the_sequence_as_it_is(weights):
+    def step(x, turns):
+        for _ in range(turns):
+            x = tf.sin(x) + 1.0
+        tf.print(x, output_stream="file:///dev/null")
+        return x
+
+    step = terra.function(step)
+    for turns in (3, 5, 2):
+        step(X, turns)
+    (sequence,) = step._region.runner.tracegraph.sequences
+    before = str(sequence.trace), len(sequence.trace.externals)
+    make_plan(sequence.snapshot())
+    assert (str(sequence.trace), len(sequence.trace.externals)) == before
 
 
 def test_a_plan_prints_its_boundaries(weights):

@@ -14,7 +14,7 @@ from terra_tf import native, tensorflow_internals
 from terra_tf.configuration import settings
 from terra_tf.runners.python_runner import initialise
 from terra_tf.tracing.effects import Effect
-from terra_tf.tracing.recorder import Recorder
+from terra_tf.tracing.recorder import Ran, Recorder
 from terra_tf.tracing.trace import Call, Items, Kind, Output, Outside, Python, Result
 
 pytestmark = pytest.mark.timeout(60)
@@ -468,7 +468,148 @@ def test_a_new_tensor_at_the_address_of_a_dropped_one_is_another_output():
     assert result.numpy() == 80.0
 
 
+# ---------------------------------------------------------------- gradients
+
+
+def forward_ops(trace, op):
+    """Ops whose gradient functions called the nodes of an op type."""
+    found = [node.gradient_of for node in trace.nodes if node.op == op]
+    return [None if k is None else trace.nodes[k].op for k in found]
+
+
+def test_backward_ops_name_their_forward_nodes():
+    def step(x):
+        with tf.GradientTape() as tape:
+            z = x + 1.0
+            tape.watch(z)
+            y = tf.exp(tf.sin(z))
+        gradient = tape.gradient(y, z)
+        return tf.cos(gradient)
+
+    trace, _ = record(step, tf.constant([1.0, 2.0]))
+    assert forward_ops(trace, "Cos") == ["Sin", None]
+    assert forward_ops(trace, "Mul") == ["Exp", "Sin"]
+    assert forward_ops(trace, "Sin") == forward_ops(trace, "Exp") == [None]
+
+
+def test_each_turn_of_a_loop_has_its_own_backward_ops():
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = z = x + 1.0
+            tape.watch(z)
+            for _ in range(3):
+                y = tf.sin(y)
+        return tape.gradient(y, z)
+
+    trace, _ = record(step, tf.constant([1.0, 2.0]))
+    forward = [k for k, node in enumerate(trace.nodes) if node.op == "Sin"]
+    assert [n.gradient_of for n in trace.nodes if n.op == "Cos"] == forward[::-1]
+
+
+def test_gradients_that_are_added_up_belong_to_the_one_that_came_last():
+    def step(x):
+        with tf.GradientTape() as tape:
+            z = x + 1.0
+            tape.watch(z)
+            y = tf.exp(z) + tf.sin(z)
+        return tape.gradient(y, z)
+
+    trace, _ = record(step, tf.constant([1.0, 2.0]))
+    (last,) = forward_ops(trace, "AddN")
+    assert last in ("Exp", "Sin")
+
+
+def test_gradients_of_gradients_name_the_backward_ops():
+    def step(x):
+        z = x + 1.0
+        with tf.GradientTape() as outer:
+            outer.watch(z)
+            with tf.GradientTape() as inner:
+                inner.watch(z)
+                y = tf.sin(z)
+            gradient = inner.gradient(y, z)
+        return outer.gradient(gradient, z)
+
+    trace, _ = record(step, tf.constant([1.0, 2.0]))
+    assert forward_ops(trace, "Cos") == ["Sin"]
+    sines = [node for node in trace.nodes if node.op == "Sin"]
+    assert [None if n.gradient_of is None else trace.nodes[n.gradient_of].op for n in sines] == [
+        None,
+        "Cos",
+    ]
+
+
+def test_backward_ops_of_what_takes_outside_tensors_name_it():
+    """The gradient of a sine only needs its input, which no op of the step has made."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.sin(x)
+        return tape.gradient(y, x)
+
+    trace, _ = record(step, tf.constant([1.0, 2.0]))
+    assert forward_ops(trace, "Cos") == ["Sin"]
+
+
+# ---------------------------------------------------------------- places
+
+
+def test_the_place_of_a_node_ends_where_the_region_begins():
+    step = terra.function(lambda x: tf.exp(x))
+
+    def caller(x):
+        return step(x)
+
+    def other_caller(x):
+        return step(x)
+
+    caller(tf.ones([2]))
+    other_caller(tf.ones([2]))
+    (sequence,) = step._region.runner.tracegraph.sequences
+    (node,) = sequence.trace.nodes
+    assert [function for _, _, function in node.location.place] == ["<lambda>"]
+    assert [function for _, _, function in node.location.frames[:2]] == ["<lambda>", "caller"]
+    assert node.count == 2
+
+
+def test_the_place_of_a_node_in_a_loop_ends_with_the_functions_around_it():
+    loop = terra.iterate(range(2))
+
+    def body(x):
+        return tf.exp(x)
+
+    for _ in loop:
+        body(tf.ones([2]))
+    (sequence,) = loop._region.runner.tracegraph.sequences
+    places = {tuple(f for _, _, f in node.location.place) for node in sequence.trace.nodes}
+    name = "test_the_place_of_a_node_in_a_loop_ends_with_the_functions_around_it"
+    assert places == {("body", name), (name,)} or places == {("body", name)}
+
+
 # ---------------------------------------------------------------- beginning and end
+
+
+@pytest.mark.parametrize(
+    ("op", "ran", "effect"),
+    [
+        ("Exp", Ran.RECORDED, Effect.PURE),
+        ("Exp", Ran.NESTED, Effect.LOCAL),
+        ("Exp", Ran.IN_PLACE, Effect.LOCAL),
+        ("AssignVariableOp", Ran.IN_PLACE, Effect.BARRIER),
+    ],
+)
+def test_what_did_not_run_as_usual_runs_in_place(op, ran, effect):
+    variable, x = tf.Variable([1.0, 2.0]), tf.ones([2])
+    recorder = Recorder()
+    inputs = [x] if op == "Exp" else [variable.handle, x]
+    outputs = [tf.exp(x)] if op == "Exp" else []
+    attrs = ("T", FLOAT) if op == "Exp" else ("dtype", FLOAT, "validate_shape", False)
+    recorder._on_op(op, tuple(inputs), attrs, outputs)
+    result = outputs[0] if outputs else None
+    recorder.on_call(Call.FAST_PATH, (None, op, None, *inputs), result, ran)
+    (node,) = recorder.trace.nodes
+    assert node.effect is effect
 
 
 def test_an_abandoned_recording_leaves_plain_tensors_and_no_hooks():

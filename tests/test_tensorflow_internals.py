@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import backprop
 
 import terra_tf as terra
 from terra_tf import native
@@ -280,8 +281,13 @@ RAW = {
 }
 
 
+def execute_raw(*op):
+    call, arguments = internals.raw_call(*op)
+    return call(*arguments)
+
+
 @pytest.mark.parametrize("case", RAW)
-def test_execute_raw_equals_the_public_op(case):
+def test_raw_call_equals_the_public_op(case):
     x = tf.constant(X)
     with op_callbacks() as seen:
         RAW[case](x)
@@ -289,23 +295,23 @@ def test_execute_raw_equals_the_public_op(case):
     for op, inputs, attrs, outputs in seen:
         if op == "_EagerConst":
             continue
-        again = internals.execute_raw(op, inputs, attrs, len(outputs))
+        again = execute_raw(op, inputs, attrs, len(outputs))
         assert [t.dtype for t in again] == [t.dtype for t in outputs]
         assert [t.numpy().tobytes() for t in again] == [t.numpy().tobytes() for t in outputs]
 
 
-def test_execute_raw_takes_none_for_an_attributes_default():
-    (result,) = internals.execute_raw(
+def test_raw_call_takes_none_for_an_attributes_default():
+    (result,) = execute_raw(
         "MatMul", [tf.ones([2, 2])] * 2, ("transpose_a", None, "T", tf.float32), 1
     )
     assert result.numpy().tolist() == [[2.0, 2.0], [2.0, 2.0]]
 
 
-def test_execute_raw_is_unseen_by_tapes_and_callbacks():
+def test_raw_call_is_unseen_by_tapes_and_callbacks():
     x = tf.constant(3.0)
     with op_callbacks() as seen, tf.GradientTape() as tape:
         tape.watch(x)
-        (y,) = internals.execute_raw("Square", [x], ("T", 1), 1)
+        (y,) = execute_raw("Square", [x], ("T", 1), 1)
     assert y.numpy() == 9.0
     assert seen == []
     assert tape.gradient(y, x) is None
@@ -315,7 +321,7 @@ def test_status_error_is_the_public_exception():
     with pytest.raises(tf.errors.InvalidArgumentError) as public:
         tf.raw_ops.MatMul(a=tf.ones([2, 3]), b=tf.ones([2, 3]))
     with pytest.raises(Exception) as raw:  # its class is private
-        internals.execute_raw("MatMul", [tf.ones([2, 3])] * 2, ("T", 1), 1)
+        execute_raw("MatMul", [tf.ones([2, 3])] * 2, ("T", 1), 1)
     error = internals.status_error(raw.value)
     assert type(error) is tf.errors.InvalidArgumentError
     assert "Matrix size-incompatible" in error.message
@@ -397,12 +403,12 @@ def test_generated_function_runs_captures_and_keeps_its_order():
         add = internals.create_graph_op(
             graph, "AssignAddVariableOp", [handle, value], {"dtype": tf.float32}
         )
-        # Without automatic control dependencies only what the end needs is run, and in its order.
+        # Without automatic control dependencies only what is returned and what it needs is run.
         internals.create_graph_op(
             graph, "AssignAddVariableOp", [handle, tf.constant(100.0)], {"dtype": tf.float32}
         )
         with graph.control_dependencies([add]):
-            return tf.no_op()
+            return [tf.no_op()]
 
     function = internals.GeneratedFunction("made", tf.TensorSpec([], tf.int64), build)
     assert len(function.captures) == 1 and function.captures[0] is variable.handle
@@ -412,7 +418,7 @@ def test_generated_function_runs_captures_and_keeps_its_order():
     # As the GraphRunner calls it: by name, with the captures after the argument.
     inputs = [tf.constant(5, tf.int64), *function.captures]
     attrs = ("config_proto", internals.function_config(True))
-    assert internals.execute_raw(function.name, inputs, attrs, 0) == []
+    assert execute_raw(function.name, inputs, attrs, 0) == []
     assert variable.numpy() == 6.0
     function.concrete(tf.constant(4, tf.int64))
     assert variable.numpy() == 10.0
@@ -427,6 +433,120 @@ def test_function_config_turns_off_what_changes_results():
     assert rewrite.remapping == off
     fast = config_pb2.ConfigProto.FromString(internals.function_config(False))
     assert fast.graph_options.rewrite_options.remapping != off
+
+
+# ---------------------------------------------------------------- gradients in progress
+
+
+@contextlib.contextmanager
+def gradients_seen():
+    """(op, forward op in progress, its inputs and outputs) for each op in the block."""
+    seen = []
+
+    def callback(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        forward = internals.gradient_in_progress()
+        seen.append((text(op_type), *(forward or (None, None, None))))
+
+    internals.add_op_callback(callback)
+    try:
+        yield seen
+    finally:
+        internals.remove_op_callback(callback)
+
+
+def test_gradient_in_progress_is_the_forward_op_with_its_tensors():
+    x = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.exp(x)
+        z = tf.sin(y)
+    with gradients_seen() as seen:
+        gradient = tape.gradient(z, x)
+        tf.cos(gradient)
+    (cosine,) = [entry for entry in seen if entry[0] == "Cos" and entry[1] == "Sin"]
+    assert cosine[2][0] is y  # the input of tf.sin, whose output its gradient does not need
+    products = [entry[1] for entry in seen if entry[0] == "Mul"]
+    assert products == ["Sin", "Exp"]
+    (outputs,) = [entry[3] for entry in seen if entry[:2] == ("Mul", "Exp")]
+    assert outputs[0] is y
+    assert seen[-1][:2] == ("Cos", None)  # no gradient is in progress any more
+    assert internals.gradient_in_progress() is None
+
+
+def test_gradient_finished_is_told_once():
+    x = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.sin(x) + tf.exp(x)  # two gradients of x, which the tape adds
+    internals.gradient_finished()
+    finished = []
+
+    def callback(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        if internals.gradient_in_progress() is None and text(op_type) == "AddN":
+            finished.append((internals.gradient_finished(), internals.gradient_finished()))
+
+    internals.add_op_callback(callback)
+    try:
+        tape.gradient(y, x)
+    finally:
+        internals.remove_op_callback(callback)
+    (((op, _, _), again),) = finished
+    assert op in ("Sin", "Exp")
+    assert again is None
+
+
+def test_a_gradient_function_that_raises_is_not_in_progress_any_more():
+    x = tf.ones([3, 2])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        q, _ = tf.linalg.qr(x, full_matrices=True)
+    with pytest.raises(NotImplementedError):
+        tape.gradient(q, x)
+    assert internals.gradient_in_progress() is None
+    assert internals.gradient_finished()[0] == "Qr"
+
+
+def test_gradients_of_another_thread_are_not_seen():
+    x = tf.constant(X)
+    elsewhere = []
+
+    def callback(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        thread = threading.Thread(target=lambda: elsewhere.append(internals.gradient_in_progress()))
+        thread.start()
+        thread.join()
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.sin(x)
+    internals.add_op_callback(callback)
+    try:
+        tape.gradient(y, x)
+    finally:
+        internals.remove_op_callback(callback)
+    assert elsewhere and set(elsewhere) == {None}
+
+
+def test_gradients_are_the_same_with_the_watch_and_without(request):
+    """The watch passes all on: second derivatives, functions, indexed slices, no gradient."""
+    request.addfinalizer(internals.install_gradient_watch)
+
+    def without_watch():
+        pywrap_tfe.TFE_Py_RegisterGradientFunction(backprop._gradient_function)
+
+    results = []
+    for install in (without_watch, internals.install_gradient_watch):
+        install()
+        x = tf.Variable(X)
+        with tf.GradientTape(persistent=True) as outer:
+            with tf.GradientTape() as inner:
+                y = tf.reduce_sum(tf.function(tf.sin)(x) * tf.exp(x)) + tf.reduce_sum(
+                    tf.gather(x, [0, 0])
+                )
+            first = tf.convert_to_tensor(inner.gradient(y, x))
+        second = outer.gradient(first, x)
+        results.append([t.numpy().tolist() for t in (first, tf.convert_to_tensor(second))])
+        assert outer.gradient(first, tf.Variable(1.0)) is None
+    assert results[0] == results[1]
 
 
 # ---------------------------------------------------------------- the native core

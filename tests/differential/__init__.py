@@ -43,7 +43,11 @@ Run one row, or a few, in the foreground, from the top of the checkout:
 As a test: `pytest tests/differential -k raw_momentum`. With `-m full`, each row also runs eagerly
 twice (`-k deterministic`; this needs no `terra_tf`), and co-executed with every yield read at once.
 
-The files: `table` (the decorator), `observation` (what a value looks like to a user), `capture`
-(printed text), `harness` (one row, two runs, the verdict), `worker` (rows in a process of their
-own, so that a crash or a hang costs one row), `training` (data and steps that programs share).
+Where a plain step function and a few inputs say it all, `cases.case` makes a row of them. What
+`tools/fuzz` finds becomes a row too.
+
+The files: `table` (the decorator), `cases` (rows of plain step functions), `observation` (what a
+value looks like to a user), `capture` (printed text), `harness` (one row, two runs, the verdict),
+`worker` (rows in a process of their own, so that a crash or a hang costs one row), `training` (data
+and steps that programs share).
 """

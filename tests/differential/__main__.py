@@ -13,10 +13,10 @@ from .worker import serve
 def main() -> int:
     """The command line; the exit code is the number of rows that are not right, at most 100."""
     arguments = _parse()
-    if arguments.serve:
-        serve(*arguments.serve)
-        return 0
     table = load()
+    if arguments.serve:
+        serve(*arguments.serve, lambda row, **options: harness.check(table[row], **options))
+        return 0
     if arguments.list:
         for row in table.values():
             print(f"{row.module:16} {row.name:34} {row.subject}")

@@ -2,7 +2,8 @@
 
 `Worker` is the parent's side: it starts a process on demand, sends it one row at a time, and starts
 a new one after a crash or a timeout. `serve` is the child's side. Both speak JSON, a line each way,
-over two pipes that no program can print into.
+over two pipes that no program can print into. A child is `python -m PACKAGE --serve ...`, where the
+package, of this project's tests, says how a row is checked.
 """
 
 import contextlib
@@ -16,11 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from . import harness
-from .table import load
 
 # What a process needs at most to import TensorFlow and all programs.
 START_SECONDS = 120.0
@@ -31,17 +32,26 @@ SHOWN_LINES = 60
 class Worker:
     """A process that runs rows with one Keras generation."""
 
-    def __init__(self, keras: str) -> None:
+    def __init__(self, keras: str, package: str = __package__, *, reuse: bool = False) -> None:
+        """Starts nothing yet.
+
+        Args:
+            keras: "3" or "2".
+            package: Whose `__main__` calls `serve`.
+            reuse: Goes on with a process after a row in which it found problems.
+        """
         self._keras = keras
+        self._package = package
+        self._reuse = reuse
         self._process: subprocess.Popen | None = None
 
     def run(self, row: str, timeout: float, **options: Any) -> harness.Verdict:
         """Runs a row.
 
         Args:
-            row: Its name.
+            row: Its name, or what else the package knows it by.
             timeout: Seconds until the process is killed, its start not included.
-            **options: `candidate`, `read`, `iterations` of `harness.check`.
+            **options: Those of the package's check: `candidate`, `read`, `iterations` here.
 
         Returns:
             The verdict; a crash or a timeout is a problem in it.
@@ -52,7 +62,7 @@ class Worker:
             self._requests.write(json.dumps({"row": row, **options}) + "\n")
             self._requests.flush()
             verdict = harness.Verdict(**self._receive(timeout))
-            if verdict.problems:
+            if verdict.problems and not self._reuse:
                 # Whatever the row left behind must not spoil the next one.
                 self._stop()
             return verdict
@@ -72,13 +82,13 @@ class Worker:
         try:
             code = self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
+            self._tell_stacks()
             return f"the process did not end within {EXIT_SECONDS:.0f} s:\n{self._stop()}"
         printed = self._stop()
         return f"the process ended with exit code {code}:\n{printed}" if code else None
 
     def _start(self) -> None:
-        package = __package__ or ""
-        root = Path(__file__).resolve().parents[package.count(".") + 1]
+        root = Path(__file__).resolve().parents[__package__.count(".") + 1]
         paths = [str(root), *filter(None, sys.path)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
         environment["TF_USE_LEGACY_KERAS"] = "1" if self._keras == "2" else "0"
@@ -88,7 +98,7 @@ class Worker:
         self._requests, self._replies = os.fdopen(requests_end, "w"), os.fdopen(replies_end)
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by _stop)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", package, "--serve", str(requests), str(replies)],
+            [sys.executable, "-m", self._package, "--serve", str(requests), str(replies)],
             pass_fds=(requests, replies),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -102,14 +112,17 @@ class Worker:
     def _receive(self, timeout: float) -> dict[str, Any]:
         readable, _, _ = select.select([self._replies], [], [], timeout)
         if not readable:
-            # Its threads' stacks, then its end.
-            self._process.send_signal(signal.SIGUSR1)
-            time.sleep(0.5)
+            self._tell_stacks()
             raise _WorkerDied(f"gave no answer within {timeout:.0f} s")
         line = self._replies.readline()
         if not line:
             raise _WorkerDied(f"died with exit code {self._process.wait(EXIT_SECONDS)}")
         return json.loads(line)
+
+    def _tell_stacks(self) -> None:
+        """Lets the process print where its threads stand, before its end."""
+        self._process.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
 
     def _stop(self) -> str:
         """Kills the process and returns the end of what it printed."""
@@ -128,14 +141,19 @@ class _WorkerDied(Exception):
     """The child's process gives no more answers; says why."""
 
 
-def serve(requests: int, replies: int) -> None:
-    """Runs the rows that a parent asks for, until it closes the pipe."""
+def serve(requests: int, replies: int, check: Callable[..., harness.Verdict]) -> None:
+    """Runs the rows that a parent asks for, until it closes the pipe.
+
+    Args:
+        requests: The descriptor to read from.
+        replies: The descriptor to write to.
+        check: Called with what `Worker.run` was given, but for the timeout.
+    """
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    table = load()
     with open(requests) as questions, open(replies, "w", buffering=1) as answers:
-        answers.write(json.dumps({"rows": len(table)}) + "\n")
+        answers.write(json.dumps("ready") + "\n")
         for question in questions:
             options = json.loads(question)
-            verdict = harness.check(table[options.pop("row")], **options)
+            verdict = check(options.pop("row"), **options)
             answers.write(json.dumps(dataclasses.asdict(verdict)) + "\n")

@@ -156,3 +156,17 @@ def between_parameters_averaged(terra):
         yield train_step(x, y)
         average.assign(0.8 * average + 0.2 * weights)
     yield weights, average
+
+
+@program()
+def between_ops_take_the_variable_itself(terra):
+    """After each step, an op that reads the variable inside TensorFlow, without a reading op."""
+    weights = tf.Variable(tf.ones([4, 4]))
+
+    @terra.function
+    def step():
+        weights.assign(tf.tanh(weights) * 0.99)
+
+    for _ in range(terra.iterations):
+        step()
+        yield float(tf.reduce_sum(weights))

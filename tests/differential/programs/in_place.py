@@ -300,6 +300,24 @@ def in_place_thread_of_the_user(terra):
     yield shared
 
 
+@program(coexecuted=0, fallbacks=(0, None))
+def in_place_thread_takes_the_variable_itself(terra):
+    """The step's thread calls an op that reads the variable inside TensorFlow."""
+    shared, seen = tf.Variable(tf.zeros([4])), []
+
+    @terra.function
+    def step(x):
+        shared.assign_add(tf.ones([4]))
+        thread = threading.Thread(target=lambda: seen.append(float(tf.reduce_sum(shared))))
+        thread.start()
+        thread.join()
+        return shared + tf.reduce_mean(x, axis=0)
+
+    for x, _ in regression(terra.iterations):
+        yield step(x)
+    yield shared, seen
+
+
 @program()
 def in_place_thread_beside_the_steps(terra):
     """A thread of the user's that runs eager code of its own while the steps are running."""
