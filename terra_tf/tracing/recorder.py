@@ -85,7 +85,7 @@ class Recorder:
         self._seen: list[tuple[Any, ...]] = []  # op callbacks of the call in progress
         self._callback = self._on_op  # one object, so that it can be removed again
         self._uncertain: set[int] = set()  # outputs whose shape depends on values
-        self._takers: dict[tuple[str, int], int] = {}  # (op, output) -> last node that takes it
+        self._takers: dict[tuple[str, Output | Outside], int] = {}  # -> last node that takes it
         self._gradient: Any = None  # what gradient is being computed
         self._forward: int | None = None  # of which node that is
         self._effects_seen = prefix is not None
@@ -231,8 +231,7 @@ class Recorder:
 
     def _note_inputs(self, position: int, node: Node) -> None:
         for source in node.inputs:
-            if isinstance(source, Output):
-                self._takers[node.op, source.index] = position
+            self._takers[node.op, source] = position
 
     def _forward_node(self, op: str, inputs: Any, outputs: Any) -> int | None:
         for tensor in outputs or ():
@@ -240,10 +239,19 @@ class Recorder:
             if output is not None:
                 return self.trace.producer_position(output)
         for tensor in inputs or ():
-            output = self._output_of(tensor) if type(tensor) is EagerTensor else None
-            if output is not None and (op, output) in self._takers:
-                return self._takers[op, output]
+            taker = self._takers.get((op, self._known_source(tensor)))
+            if taker is not None:
+                return taker
         return None
+
+    def _known_source(self, tensor: Any) -> Output | Outside | None:
+        if type(tensor) is not EagerTensor:
+            return None
+        output = self._output_of(tensor)
+        if output is not None:
+            return Output(output)
+        external = self._externals.get(id(tensor))
+        return None if external is None else Outside(external)
 
     # --- nodes ---
 
