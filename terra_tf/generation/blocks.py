@@ -1,9 +1,9 @@
 """Blocks of a graph under construction that an iteration may skip.
 
 A block that may be skipped is a conditional region made of raw Switch and Merge: its ops come after
-the taken side of a Switch on a decision of Python's, so that all of them are dead where the block is
-skipped, and nothing is computed or checked. Deadness must not leave the block by a control edge, so
-whatever comes after it waits for a Merge of the block's end with the other side of the Switch.
+the taken side of a Switch on a decision of Python's, so that all of them are dead where the block
+is skipped, and nothing is computed or checked. Deadness must not leave the block by a control edge,
+so whatever comes after it waits for a Merge of the block's end with the other side of the Switch.
 
 No Switch is needed for tensors that enter a block, and no Merge for those that leave it: an op that
 takes a tensor out of a block is only reached where that block was taken, since the PythonRunner

@@ -1,8 +1,8 @@
 """Builds the graph of a planned sequence.
 
-Ops are added one by one in program order, block by block (`blocks`) and segment by segment (`plan`);
-`variables` knows what each variable holds. There are no automatic control dependencies: whatever has
-to come after something else gets a control edge here.
+Ops are added one by one in program order, block by block (`blocks`) and segment by segment
+(`plan`); `variables` knows what each variable holds. There are no automatic control dependencies:
+whatever has to come after something else gets a control edge here.
 """
 
 from __future__ import annotations

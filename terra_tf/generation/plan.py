@@ -1,11 +1,11 @@
 """Decides how a sequence is co-executed, before anything is built.
 
 The visible effects of an iteration (variable writes above all) must not happen before Python has
-validated the program that far, so they stand behind gates. The line of nodes is cut into *segments* by
-*boundaries*; the effects of segment i wait for gate i. There is always a boundary at the end. There
-are more where the program looked at a value that an effect had gone into, and where an op that runs
-in place has to see the effects before it. An iteration that skips a boundary's block passes it
-together with the next one.
+validated the program that far, so they stand behind gates. The line of nodes is cut into *segments*
+by *boundaries*; the effects of segment i wait for gate i. There is always a boundary at the end.
+There are more where the program looked at a value that an effect had gone into, and where an op
+that runs in place has to see the effects before it. An iteration that skips a boundary's block
+passes it together with the next one.
 
 `gate[output]` says how many gates must be open before the graph can compute an output.
 """

@@ -92,11 +92,12 @@ class TraceGraph:
         # The first iteration often makes variables, and then it comes only once.
         made = trace.variables_made
         alike = [s for s in self._sequences if s.variables_made == made]
-        order = sorted(alike[::-1], key=lambda s: s is not likely)
-        if not order:
+        if not alike:
             return None
-        best = max(order, key=lambda sequence: sequence.similarity(trace))
-        return best if best.similarity(trace) >= _SIMILAR else None
+        # Of equally similar ones the expected one, then the latest.
+        ranked = [(s.similarity(trace), s is likely, k) for k, s in enumerate(alike)]
+        similarity, _, best = max(ranked)
+        return alike[best] if similarity >= _SIMILAR else None
 
     def _most_nodes(self, trace: Trace) -> int:
         return _MOST_NODES * len(trace.nodes) + _SPARE_NODES

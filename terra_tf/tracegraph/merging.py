@@ -8,6 +8,7 @@ fed from now on, a size that differed is left open.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from terra_tf.tracing.trace import (
 if TYPE_CHECKING:
     from terra_tf.tracegraph.sequence import Sequence as MergedSequence
 
-_TENSORS = (Kind.TENSOR, Kind.SMALL, Kind.SELECT)
+_MOST_VARIANTS = 4  # of a node that differ in an attribute, before it runs in place
 
 
 def same_value(a: Any, b: Any) -> bool:
@@ -64,6 +65,9 @@ class Comparison:
     def __init__(self, merged: Trace, trace: Trace):
         self._merged = merged
         self._trace = trace
+        self._variants = collections.Counter(
+            node.identity.exact for node in merged.nodes if node.identity is not None
+        )
 
     def shareable(self, a: Node, b: Node) -> bool:
         """Whether merged node `a` can stand for `b`, once they are united."""
@@ -80,12 +84,12 @@ class Comparison:
             return alike
         if a.in_place or b.in_place:
             return True
-        return (
-            a.effect == b.effect
-            and len(a.args) == len(b.args)
-            and all(map(self._like, a.args, b.args))
-            and self._same_ranks(a, b)
-        )
+        if a.effect != b.effect or len(a.args) != len(b.args) or not self._same_ranks(a, b):
+            return False
+        # What has ever new attributes is united as an op in place, which takes any.
+        variants = 0 if a.identity is None else self._variants[a.identity.exact]
+        any_value = variants >= _MOST_VARIANTS
+        return all(self._like(x, y, any_value) for x, y in zip(a.args, b.args, strict=True))
 
     def _same_ranks(self, a: Node, b: Node) -> bool:
         return all(
@@ -93,9 +97,9 @@ class Comparison:
             for x, y in zip(a.outputs, b.outputs, strict=True)
         )
 
-    def _like(self, a: Arg, b: Arg) -> bool:
+    def _like(self, a: Arg, b: Arg, any_value: bool = False) -> bool:
         if isinstance(a, Python) or isinstance(b, Python):
-            return type(a) is type(b) and same_value(a.value, b.value)
+            return type(a) is type(b) and (any_value or same_value(a.value, b.value))
         if isinstance(a, Items) or isinstance(b, Items):
             # Of different length, they are united as an op in place.
             return type(a) is type(b) and all(map(self._like, a.items, b.items))
@@ -326,7 +330,7 @@ class Merger:
     def _unite(self, mine: Node, other: Node, outputs: dict[int, int]) -> None:
         if mine.misses:
             return
-        if mine.in_place or other.in_place or not _same_lengths(mine.args, other.args):
+        if mine.in_place or other.in_place or not _same_form(mine.args, other.args):
             self._unite_in_place(mine, other, outputs)
             return
         mine.args = tuple(
@@ -468,10 +472,14 @@ class Merger:
                     self._news = True
 
 
-def _same_lengths(a: Sequence[Arg], b: Sequence[Arg]) -> bool:
-    return all(
-        not isinstance(x, Items) or len(x.items) == len(y.items) for x, y in zip(a, b, strict=True)
-    )
+def _same_form(a: Sequence[Arg], b: Sequence[Arg]) -> bool:
+    """Whether lists have the same length and attributes the same values."""
+    for x, y in zip(a, b, strict=True):
+        if isinstance(x, Items) and len(x.items) != len(y.items):
+            return False
+        if isinstance(x, Python) and not same_value(x.value, y.value):
+            return False
+    return True
 
 
 def _comes_before(a: Node, b: Node) -> bool:
