@@ -113,7 +113,8 @@ class Training:
         return loss
 """
 
-# What falls back whatever was learned before: in every second iteration there is something new.
+# In every second iteration there is something new. What is ever new is learned to be so after a few
+# fallbacks, and runs in place from then on; the others fall back each time.
 # TensorFlow keeps a kernel for each attribute's value for ever, so eager is the yardstick.
 CHANGES = {
     "none": "def change(turn, loss): pass",
@@ -208,7 +209,8 @@ def test_fallbacks_leave_memory_flat(change):
     measured, eager = run(program), {"kilobytes": 0}
     if "precision" in CHANGES[change]:
         eager = run(program, **EAGER)
-    assert measured["fallen_back"] > 150, measured
+    mode = "coexecuted" if "precision" in CHANGES[change] else "fallen_back"
+    assert measured[mode] > 150, measured
     assert measured["kilobytes"] < eager["kilobytes"] + LIMIT, (measured, eager)
 
 
@@ -230,7 +232,10 @@ def test_re_created_steps_leave_memory_flat(kind):
         once()
     terra.sync()
     before = resident_kilobytes()
-    coexecuted = sum(once() for _ in range(300))
+    coexecuted = 0
+    for _ in range(3):  # graphs are reference cycles: what waits for their collection is no leak
+        coexecuted += sum(once() for _ in range(100))
+        gc.collect()
     terra.sync()
     report(kilobytes=resident_kilobytes() - before, coexecuted=coexecuted)
     """
