@@ -168,7 +168,7 @@ SlotState Iteration::Peek(int slot, Tensor* value) {
 std::atomic<int> Iteration::all_failures{0};
 
 void Iteration::CountFailure() {
-  if (counts_as_failure_) return;
+  if (counts_as_failure_ || failures == nullptr) return;  // null before it is launched
   counts_as_failure_ = true;
   failures->fetch_add(1);
   all_failures.fetch_add(1);

@@ -165,6 +165,7 @@ void BindWalk(py::module_& m) {
       .def("wait_checked", [](Walk& w) { Check(w.WaitChecked()); })
       .def_property_readonly("cursor", &Walk::cursor)
       .def_property_readonly("base", &Walk::base)
+      .def_property_readonly("launched", &Walk::launched)
       .def_property_readonly("awaited", [](Walk& w) { return w.iteration->Awaited(); })
       .def_property_readonly("path", [](Walk& w) { return w.path(); })
       .def("value", [](Walk& w, int output) { return Borrowed(w.value(output)); })

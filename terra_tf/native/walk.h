@@ -60,6 +60,7 @@ class Walk {
   bool WaitChecked();
   int cursor() const { return cursor_; }
   int base() const { return base_; }
+  bool launched() const { return launched_; }
   // The nodes that the program has run, ascending.
   const std::vector<int>& path() const { return path_; }
   PyObject* value(int output) const { return values_[output]; }  // borrowed, may be null

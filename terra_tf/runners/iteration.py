@@ -156,6 +156,10 @@ class CoExecutedIteration:
 
     def _leave_for_later(self) -> None:
         """Puts the replay off until somebody looks: Ctrl-C must not wait for it."""
+        if not self.walk.launched:  # it came before the graph was there, and so before any op
+            self.walk.leave_to_plain()
+            self.walk.close()
+            return
         self.walk.interrupt()
         in_flight.add(self)
 
