@@ -92,7 +92,8 @@ class ProgramWriter:
     def _add_node(self, program: Any, k: int, node: Node) -> None:
         in_place = node.in_place
         attrs = inputs = None
-        if node.call is Call.FAST_PATH and node.num_outputs and not in_place and not node.misses:
+        # The slow path's Python tells tapes by itself, unless it is skipped.
+        if node.num_outputs and not in_place and not node.misses:
             attrs = node.attrs
             inputs = tuple(self._recorded_tensor(source) for source in node.inputs)
         program.add_node(

@@ -5,6 +5,7 @@
 #include "gil.h"
 #include <cstring>
 
+#include "bind_delegation.h"
 #include "graph_runner.h"
 #include "placeholder.h"
 #include "program.h"
@@ -199,7 +200,8 @@ void BindWalk(py::module_& m) {
       .def_property_readonly("graph_wait_seconds",
                              [](Walk& w) { return w.iteration->graph_wait_seconds(); })
       .def_readonly("feeds_sent", &Walk::feeds_sent)
-      .def_readonly("fetches_read", &Walk::fetches_read);
+      .def_readonly("fetches_read", &Walk::fetches_read)
+      .def_readonly("delegated_calls", &Walk::delegated_calls);
   py::class_<GraphRunner>(m, "GraphRunner")
       .def(py::init([] { return new GraphRunner(Context()); }));
 
@@ -254,6 +256,7 @@ PYBIND11_MODULE(_core, m) {
   BindProgram(m);
   BindWalk(m);
   BindSession(m);
+  BindDelegation(m);
 }
 
 }  // namespace terra

@@ -44,6 +44,7 @@ Walk::~Walk() {
   }
   for (PyObject* value : values_) Py_XDECREF(value);
   for (PyObject* feed : feeds_) Py_XDECREF(feed);
+  for (PyObject* tape : tapes_) Py_XDECREF(tape);
   DropBindings();
   Py_XDECREF(on_fallback_);
 }
@@ -299,9 +300,7 @@ bool IsShapeLike(const Tensor& tensor) {
 
 bool Walk::InferShapes(const Node& node, PyObject* const* args, Dims* dims) {
   const Py_ssize_t count = PyTuple_GET_SIZE(node.numbers);
-  Dims inputs(count);
-  std::vector<Tensor> tensors(count);
-  std::vector<const Tensor*> values(count, nullptr);
+  std::vector<PyObject*> inputs(count, nullptr);
   ForEachInput(node, args, count, [&](Py_ssize_t i, const Arg& arg, PyObject* passed) {
     if (!EagerTensor_CheckExact(passed)) {
       passed = PyTuple_GET_ITEM(node.numbers, i);
@@ -309,21 +308,31 @@ bool Walk::InferShapes(const Node& node, PyObject* const* args, Dims* dims) {
         if (arg.kind == ArgKind::kPythonFeed && binding.feed == arg.index) passed = binding.object;
       }
     }
-    if (!EagerTensor_CheckExact(passed)) return;
-    TFE_TensorHandle* handle = EagerTensor_Handle(passed);
+    inputs[i] = passed;
+  });
+  return InferShapes(node, inputs, dims);
+}
+
+bool Walk::InferShapes(const Node& node, const std::vector<PyObject*>& inputs, Dims* dims) {
+  Dims shapes(inputs.size());
+  std::vector<Tensor> tensors(inputs.size());
+  std::vector<const Tensor*> values(inputs.size(), nullptr);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i] == nullptr || !EagerTensor_CheckExact(inputs[i])) continue;
+    TFE_TensorHandle* handle = EagerTensor_Handle(inputs[i]);
     if (Placeholder* placeholder = AsPlaceholder(handle)) {
       handle = placeholder->real;
       if (handle == nullptr) {
         const std::vector<int64_t>* known = KnownDims(placeholder);
-        if (known != nullptr) inputs[i] = tensorflow::PartialTensorShape(*known);
-        return;
+        if (known != nullptr) shapes[i] = tensorflow::PartialTensorShape(*known);
+        continue;
       }
     }
-    if (!TensorFromHandle(handle, &tensors[i])) return;
-    inputs[i] = tensors[i].shape();
+    if (!TensorFromHandle(handle, &tensors[i])) continue;
+    shapes[i] = tensors[i].shape();
     if (IsShapeLike(tensors[i])) values[i] = &tensors[i];
-  });
-  return node.shapes->Infer(inputs, values, dims);
+  }
+  return node.shapes->Infer(shapes, values, dims);
 }
 
 PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_gradient,
@@ -404,6 +413,7 @@ bool Walk::RecordGradient(const Node& node, PyObject* const* args, PyObject* res
 }
 
 std::vector<int> Walk::Alive() {
+  DropDeadTapes();
   while (DropDead(cursor_)) {
   }
   std::vector<int> found;
@@ -430,6 +440,7 @@ bool Walk::DropDead(int end_node) {
 }
 
 bool Walk::AllKeptAreFetched(int end_node, int* output) {
+  DropDeadTapes();
   while (DropDead(end_node)) {
   }
   for (int k = 0; k < end_node; ++k) {
@@ -625,6 +636,8 @@ bool Walk::FetchInto(int output) {
 
 void Walk::Close() {
   iteration->walk = nullptr;
+  for (PyObject* tape : tapes_) Py_XDECREF(tape);
+  tapes_.clear();
   if (!iteration->closed) iteration->Cancel();  // nobody will open its gates any more
   Py_CLEAR(on_fallback_);
   while (DropDead(cursor_)) {
@@ -651,6 +664,8 @@ void Walk::set_value(int output, PyObject* tensor) {
 }
 
 void Walk::Release() {
+  for (PyObject*& tape : tapes_) Py_CLEAR(tape);
+  tapes_.clear();
   for (PyObject*& value : values_) Py_CLEAR(value);
   for (PyObject*& feed : feeds_) Py_CLEAR(feed);
 }

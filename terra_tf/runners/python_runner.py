@@ -16,6 +16,7 @@ from typing import Any
 
 from terra_tf import native
 from terra_tf.configuration import settings
+from terra_tf.delegation.library import stand_in_for_libraries
 from terra_tf.generation.generated import generate
 from terra_tf.report import observers
 from terra_tf.report.counters import Counters
@@ -108,6 +109,7 @@ class PythonRunner:
         return CoExecutedIteration(self, key, arguments, sequence, graph)
 
     def _generate(self, sequence: Sequence) -> None:
+        stand_in_for_libraries()
         graph = sequence.graph = generate(sequence, self.name, self._exact)
         sequence.builds += 1
         sequence.missed = 0
@@ -165,6 +167,7 @@ class PythonRunner:
     def _count_walk(self, walk: Any) -> None:
         self.counters.feeds += walk.feeds_sent
         self.counters.fetches += walk.fetches_read
+        self.counters.delegated_calls += walk.delegated_calls
         self.counters.python_wait_seconds += walk.python_wait_seconds
         self.counters.graph_wait_seconds += walk.graph_wait_seconds
 
