@@ -153,7 +153,7 @@ class _Learning:
             "needs_feeds": needed,
             "feeds": known,
             "feeds_on_the_way": on_the_way,
-            "accessed": self._accessed(),
+            "tape_steps": self._tape_steps(),
             "taped": self._taped,
             "tape": None,
             "assignments": (),
@@ -171,16 +171,21 @@ class _Learning:
         for module in self.watch.modules.values():
             self._state.add(x for x in module.values() if isinstance(x, threading.local))
 
-    def _accessed(self) -> list[tuple[int, Any]]:
-        """The variables that were read under a tape, by the node before which that was."""
-        accessed = []
+    def _tape_steps(self) -> list[tuple[int, int, Any]]:
+        """What the call does to tapes: (before which of its nodes, action, variable)."""
+        steps: list[tuple[int, int, Any]] = []
+        stopped = False
         for action, at, about in self._walk.events[self._events :]:
-            if action in (_STOP, _RESTART, _RECORD) and not self._taped:
-                continue  # no tape is there that this could change
-            if action != _ACCESSED:
+            if action == _ACCESSED:
+                steps.append((at - self._start, action, self._walk.variable_at(about)))
+            elif action in (_STOP, _RESTART):
+                stopped = action == _STOP
+                steps.append((at - self._start, action, None))
+            elif action != _RECORD or self._taped:
                 raise _Failed("it changes what tapes record")
-            accessed.append((at - self._start, self._walk.variable_at(about)))
-        return accessed
+        if stopped:
+            raise _Failed("it stops tapes from recording")
+        return steps
 
     def _feeds(
         self, nodes: list[int], own: frozenset[int]

@@ -175,14 +175,18 @@ void Learn(Walk& walk, int cursor, py::object function, py::dict spec) {
   for (py::handle feed : spec["feeds_on_the_way"]) {
     call->feeds_on_the_way.push_back(ReadFeed(*walk.program, call->nodes, feed));
   }
-  for (py::handle item : spec["accessed"]) {
-    const py::tuple pair = py::reinterpret_borrow<py::tuple>(item);
-    call->accessed.emplace_back(pair[0].cast<int>(), MakeSame(pair[1]));
+  for (py::handle item : spec["tape_steps"]) {
+    const py::tuple parts = py::reinterpret_borrow<py::tuple>(item);
+    call->tape_steps.push_back({parts[0].cast<int>(), static_cast<TapeAction>(parts[1].cast<int>()),
+                                parts[2].is_none() ? nullptr : MakeSame(parts[2])});
   }
   if (!spec["tape"].is_none()) {
     call->tape = walk.TapeHistory(spec["tape"].cast<int>(), &call->tape_nodes);
     // The call's own nodes are not part of what came before it.
-    call->tape_nodes.resize(spec["tape_nodes"].cast<size_t>());
+    const size_t size = spec["tape_nodes"].cast<size_t>();
+    const size_t start = walk.sizes().size() - call->tape_nodes.size();
+    call->tape_nodes.resize(size);
+    call->tape_sizes.assign(walk.sizes().begin() + start, walk.sizes().begin() + start + size);
     call->tape.resize(spec["tape_events"].cast<size_t>());
   }
   for (py::handle item : spec["assignments"]) {

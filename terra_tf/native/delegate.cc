@@ -48,6 +48,37 @@ void Walk::NoteTape(TapeAction action, PyObject* tape, PyObject* about) {
   tape_events_.push_back({action, static_cast<int>(path_.size()), what});
 }
 
+uint64_t Walk::Sizes(int k) const {
+  const Node& node = program->nodes[k];
+  uint64_t digest = 0;
+  auto mix = [&](uint64_t x) { digest = (digest ^ (x + 0x9e3779b97f4a7c15)) * 0xff51afd7ed558ccd; };
+  auto mix_tensor = [&](PyObject* tensor) {
+    TFE_TensorHandle* handle = EagerTensor_Handle(tensor);
+    if (Placeholder* placeholder = AsPlaceholder(handle)) {
+      handle = placeholder->real;
+      if (handle == nullptr) {
+        const std::vector<int64_t>* dims = KnownDims(placeholder);
+        if (dims == nullptr) return mix(~uint64_t{0});
+        for (int64_t size : *dims) mix(size);
+        return mix(dims->size());
+      }
+    }
+    tensorflow::Tensor value;
+    if (!TensorFromHandle(handle, &value)) return mix(~uint64_t{1});
+    for (int64_t size : value.shape().dim_sizes()) mix(size);
+    mix(value.dims());
+  };
+  for (int output = node.first_output; output < node.first_output + node.num_outputs; ++output) {
+    if ((*program->outputs)[output].static_shape && !node.in_place) continue;
+    PyObject* made = values_[output];
+    if (made != nullptr && EagerTensor_CheckExact(made)) mix_tensor(made);
+  }
+  for (int feed : node.open_feeds) {
+    if (feeds_[feed] != nullptr) mix_tensor(feeds_[feed]);
+  }
+  return digest;
+}
+
 bool Walk::TapeStart(int number, int* event, int* node) const {
   for (size_t i = 0; i < tape_events_.size(); ++i) {
     const TapeEvent& e = tape_events_[i];
@@ -81,7 +112,8 @@ bool Walk::SameTape(const DelegatedCall& call, int number) const {
     now.at -= node;
     if (!(now == call.tape[i])) return false;
   }
-  return std::equal(call.tape_nodes.begin(), call.tape_nodes.end(), path_.begin() + node);
+  return std::equal(call.tape_nodes.begin(), call.tape_nodes.end(), path_.begin() + node) &&
+         std::equal(call.tape_sizes.begin(), call.tape_sizes.end(), sizes_.begin() + node);
 }
 
 // --- arguments -----------------------------------------------------------------------------------
@@ -312,19 +344,22 @@ bool Walk::RunNode(const Node& node, bool taped) {
 }
 
 bool Walk::RunNodes(const DelegatedCall& call) {
-  const bool taped = call.taped;
-  const bool objects = taped || call.dynamic;
-  auto accessed = call.accessed.begin();
+  bool recording = call.taped;
+  auto step = call.tape_steps.begin();
   auto feed = call.feeds_on_the_way.begin();
   as_before_ = false;
   for (size_t i = 0; i <= call.nodes.size(); ++i) {
-    for (; accessed != call.accessed.end() && accessed->first == static_cast<int>(i); ++accessed) {
-      PyObject* variable = accessed->second->get();
-      if (!taped || variable == nullptr) continue;
-      PyObject* done = PyObject_CallOneArg(VariableAccessed(), variable);
-      if (done == nullptr) return false;
-      Py_DECREF(done);
-      NoteTape(TapeAction::kAccessed, nullptr, variable);
+    for (; step != call.tape_steps.end() && step->at == static_cast<int>(i); ++step) {
+      if (!call.taped) continue;
+      if (step->action != TapeAction::kAccessed) {
+        recording = step->action == TapeAction::kRestart;
+        NoteTape(step->action, nullptr, nullptr);
+      } else if (PyObject* variable = step->variable->get()) {
+        PyObject* done = recording ? PyObject_CallOneArg(VariableAccessed(), variable) : Py_None;
+        if (done == nullptr) return false;
+        if (recording) Py_DECREF(done);
+        NoteTape(step->action, nullptr, variable);
+      }
     }
     if (i == call.nodes.size()) break;
     for (; feed != call.feeds_on_the_way.end() && feed->at == static_cast<int>(i); ++feed) {
@@ -334,7 +369,8 @@ bool Walk::RunNodes(const DelegatedCall& call) {
     const Node& node = program->nodes[k];
     SkipTo(k);
     Take();
-    if (objects && !node.misses && node.num_outputs > 0 && !RunNode(node, taped)) return false;
+    const bool objects = call.taped || call.dynamic;
+    if (objects && !node.misses && node.num_outputs > 0 && !RunNode(node, recording)) return false;
     Ran();
   }
   return true;

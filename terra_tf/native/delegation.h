@@ -74,6 +74,13 @@ struct Assignment {
   Recipe value;
 };
 
+// A call reads a variable, which active tapes then watch, or stops them from recording for a while.
+struct TapeStep {
+  int at = 0;  // before which of the call's nodes
+  TapeAction action = TapeAction::kAccessed;
+  std::unique_ptr<Same> variable;
+};
+
 struct DelegatedCall {
   std::vector<Pattern> arguments;
   std::vector<std::pair<pybind11::object, Pattern>> keywords;
@@ -84,9 +91,10 @@ struct DelegatedCall {
   std::vector<int> needs_feeds;     // that have to be there before
   std::vector<CallFeed> feeds;             // known when the call begins
   std::vector<CallFeed> feeds_on_the_way;  // outputs of the call's own nodes
-  std::vector<std::pair<int, std::unique_ptr<Same>>> accessed;  // (before node, variable) for tapes
+  std::vector<TapeStep> tape_steps;  // what the call does to tapes, in order
   std::vector<TapeEvent> tape;      // kTape: what the tape has been through, from its start
-  std::vector<int> tape_nodes;      // and the nodes since then
+  std::vector<int> tape_nodes;      // the nodes since then
+  std::vector<uint64_t> tape_sizes;  // and the sizes of what these made; see Walk::Sizes
   std::vector<Assignment> assignments;
   pybind11::object after;           // called with the arguments at the end, or null
   Recipe result;

@@ -2,8 +2,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "gil.h"
+#include <algorithm>
 #include <cstring>
+
+#include "gil.h"
 
 #include "bind_delegation.h"
 #include "graph_runner.h"
@@ -56,6 +58,19 @@ Arg ArgFromPython(Program* program, const py::tuple& spec) {
   return arg;
 }
 
+void CollectOpenFeeds(const std::vector<Arg>& args, std::vector<int>* feeds) {
+  for (const Arg& arg : args) {
+    CollectOpenFeeds(arg.items, feeds);
+    const bool open = std::any_of(arg.dims.begin(), arg.dims.end(), [](int64_t d) { return d < 0; });
+    if (!open) continue;
+    if (arg.kind == ArgKind::kOutput) {
+      if (arg.feed >= 0) feeds->push_back(arg.feed);
+    } else if (arg.index >= 0) {
+      feeds->push_back(arg.index);
+    }
+  }
+}
+
 void AddNode(Program& program, py::str op, int call, bool misses, bool fails, bool in_place, int boundary,
              const py::list& args, py::object gradient_attrs, py::object gradient_inputs,
              int first_output, int num_outputs, int result, std::vector<int> groups, int forward) {
@@ -76,6 +91,7 @@ void AddNode(Program& program, py::str op, int call, bool misses, bool fails, bo
   node.result = static_cast<ResultKind>(result);
   node.groups = std::move(groups);
   node.forward = forward;
+  CollectOpenFeeds(node.args, &node.open_feeds);
   program.nodes.push_back(std::move(node));
 }
 

@@ -64,6 +64,7 @@ struct Node {
   int forward = -1;  // a backward node's forward node: where that was skipped, this one is
   std::shared_ptr<ShapeFunction> shapes;  // where the outputs' shapes follow from the inputs'
   PyObject* numbers = nullptr;  // for `shapes`: as gradient_inputs
+  std::vector<int> open_feeds;  // feeds that it takes whose sizes are not always the same
 };
 
 // Nodes that an iteration runs all or none of.

@@ -251,6 +251,7 @@ void Walk::Take() {
 
 void Walk::Ran() {
   path_.push_back(cursor_);
+  sizes_.push_back(Sizes(cursor_));
   ran_[cursor_] = true;
   ++cursor_;
 }

@@ -87,6 +87,7 @@ class Walk {
   // What a tape has been through, with the nodes that were run since it was made.
   std::vector<TapeEvent> TapeHistory(int number, std::vector<int>* nodes) const;
   const std::vector<TapeEvent>& tape_events() const { return tape_events_; }
+  const std::vector<uint64_t>& sizes() const { return sizes_; }
   const std::vector<PyObject*>& feeds() const { return feeds_; }
 
   // The session of the thread that walks; null before and after.
@@ -127,6 +128,9 @@ class Walk {
   bool InferShapes(const Node& node, PyObject* const* args, Dims* dims);
   bool InferShapes(const Node& node, const std::vector<PyObject*>& inputs, Dims* dims);
 
+  // A digest of the sizes of what a node has taken from feeds and made, where the trace leaves them
+  // open. (An output nobody holds has the sizes that follow from these.)
+  uint64_t Sizes(int k) const;
   bool TapeStart(int number, int* event, int* node) const;
   bool SameTape(const DelegatedCall& call, int number) const;
   long long WhichTensor(PyObject* tensor) const;
@@ -171,6 +175,7 @@ class Walk {
   std::vector<PyObject*> values_;  // one strong reference per output made so far
   std::vector<PyObject*> feeds_;
   std::vector<int> path_;
+  std::vector<uint64_t> sizes_;  // per node of the path, see Sizes
   std::vector<char> ran_;  // per node
   bool as_before_ = false;  // selects take only what they have taken before
   std::vector<Binding> bindings_;  // of the node that is being compared
