@@ -101,6 +101,12 @@ def placed_elsewhere() -> bool:
     return bool(name) and name != _CPU
 
 
+def is_variable_handle(tensor: Any) -> bool:
+    """Whether a tensor is the handle of a variable; those of iterators and tables are not."""
+    data = getattr(tensor, "_handle_data", None)
+    return data is not None and data.is_set
+
+
 def variable_shape(handle: Any) -> tuple[int | None, ...] | None:
     """The static shape of the variable behind a resource handle; None if it is not known."""
     data = getattr(handle, "_handle_data", None)
