@@ -77,6 +77,12 @@ class Retreat:
         self._outcomes.append(coexecuted)
         self._coexecuted += coexecuted
 
+    def rest_for(self, iterations: int) -> int:
+        """Begins a rest of about so many iterations; returns how many these are."""
+        self._rest = min(iterations, _LONGEST_REST)
+        self._timing = None
+        return self._rest
+
     def _note_time(self) -> None:
         now = time.perf_counter()
         if self._timing is not None:

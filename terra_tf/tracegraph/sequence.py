@@ -53,6 +53,7 @@ class Sequence:
       producers: per output, the position of the node that makes it.
       variables_made: by the iterations that went this way, each.
       branched: whether the latest trace went a new way.
+      novelty: share of its nodes that were new.
       version: how many traces showed anything new.
       graph: the graph that was generated last, from an earlier state of the sequence.
       missed: traces since then that it could not serve.
@@ -70,6 +71,7 @@ class Sequence:
     producers: list[int] = dataclasses.field(default_factory=list)
     variables_made: int = 0
     branched: bool = False
+    novelty: float = 1.0
     version: int = 0
     graph: GeneratedGraph | None = None
     missed: int = 0
@@ -125,6 +127,7 @@ class Sequence:
         merger = Merger(self, trace, walked)
         self.version += merger.run()
         self.branched = merger.branched
+        self.novelty = sum(merger.added) / max(1, len(trace.nodes))
         if merger.added:
             ids = iter(self.ids)
             self.ids = [next(_ids) if new else next(ids) for new in merger.added]
