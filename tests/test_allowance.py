@@ -66,7 +66,8 @@ def test_looks_after_every_few_ops_are_doubted_at_once():
 
 
 def test_sequences_that_never_repeat_are_doubted():
-    assert doubts(*(looking(1, line=k + 1) for k in range(5)))
+    assert doubts(*(looking(1, line=k + 1) for k in range(6)))
+    assert not doubts(*(looking(1, line=k + 1) for k in range(4)))
     assert not doubts(looking(1, line=1), looking(1, line=1), looking(1, line=2))
 
 

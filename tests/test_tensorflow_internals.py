@@ -637,6 +637,6 @@ def test_handles_of_variables_are_told_from_others():
     iterator = iter(tf.data.Dataset.range(2))
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
     for variable in (tf.Variable(1.0), tf.Variable("text"), tf.random.Generator.from_seed(1).state):
-        assert tensorflow_internals.is_variable_handle(variable.handle)
+        assert internals.is_variable_handle(variable.handle)
     for other in (iterator._iterator_resource, table.resource_handle, tf.constant(1.0)):
-        assert not tensorflow_internals.is_variable_handle(other)
+        assert not internals.is_variable_handle(other)

@@ -25,7 +25,8 @@ _LARGE = 100  # nodes of an iteration, below which what is spent is not noticed
 _SOME_LOOKS = 3
 _MANY_LOOKS = 8
 _NODES_A_LOOK = 12  # with fewer, waiting for values takes longer than eager's ops
-_NOVEL = 0.3  # share of a trace's nodes that are new
+_NOVEL = 0.5  # share of a trace's nodes that come from a new place
+_NOVEL_TRACES = 3  # in a row
 
 
 class Doubt:
@@ -59,7 +60,7 @@ class Doubt:
         # The first trace often makes variables; so the second one may be the first of its kind.
         is_novel = self._traces > 2 and sequence.novelty >= _NOVEL
         self._novel = self._novel + 1 if is_novel else 0
-        return self._novel > 1 and sequence.completed == 0
+        return self._novel >= _NOVEL_TRACES and sequence.completed == 0
 
 
 def _looks_on_the_way(trace: Trace) -> int:

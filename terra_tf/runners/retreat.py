@@ -15,7 +15,7 @@ import time
 
 _WINDOW = 24  # iterations from which the share of co-executed ones is judged
 _ENOUGH = 0.4  # that share
-_HOPELESS = 12  # iterations after which a first one should have run through
+_HOPELESS = 20  # iterations after which a first one should have run through
 _HOPELESS_AGAIN = 4  # the same after a rest
 _FIRST_PROBE = 16  # co-executed iterations before the first probe
 _PROBES_APART = 400  # before the second one; doubles each time

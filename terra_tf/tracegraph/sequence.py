@@ -53,7 +53,7 @@ class Sequence:
       producers: per output, the position of the node that makes it.
       variables_made: by the iterations that went this way, each.
       branched: whether the latest trace went a new way.
-      novelty: share of its nodes that were new.
+      novelty: share of its nodes that came from a place from which none had come before.
       version: how many traces showed anything new.
       graph: the graph that was generated last, from an earlier state of the sequence.
       missed: traces since then that it could not serve.
@@ -124,10 +124,12 @@ class Sequence:
           walked: ids of the nodes that its first nodes are, where a walk has matched them.
         """
         identify(trace)
+        known = {node.identity.family for node in self.trace.nodes}
+        novel = sum(node.identity.family not in known for node in trace.nodes)
+        self.novelty = novel / max(1, len(trace.nodes))
         merger = Merger(self, trace, walked)
         self.version += merger.run()
         self.branched = merger.branched
-        self.novelty = sum(merger.added) / max(1, len(trace.nodes))
         if merger.added:
             ids = iter(self.ids)
             self.ids = [next(_ids) if new else next(ids) for new in merger.added]
