@@ -91,8 +91,8 @@ class TraceGraph:
     def _may_join(self, sequence: Sequence, made: int) -> bool:
         """Whether an iteration that made so many variables may share nodes with a sequence.
 
-        Mostly variables are made once, in the first iteration, where all that is done with them runs
-        in place; other iterations should not. What makes variables again and again is a branch.
+        Mostly variables are made once, in the first iteration, where all that is done with them
+        runs in place; other iterations should not. What makes variables ever again is a branch.
         """
         known = sum(s.seen for s in self._sequences if made in s.variables_made)
         return made in sequence.variables_made or known >= _MADE_AGAIN
