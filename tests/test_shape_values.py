@@ -21,13 +21,13 @@ def batch(size):
     return tf.constant(np.random.RandomState(size).randn(size, 4).astype(np.float32))
 
 
-def check(make, inputs=tuple(map(batch, SIZES * 2))):
+def check(make):
     """Compares with eager; returns the step's fetches in the last half, and its stats.
 
     Args:
       make: returns a step, which takes a tensor and gives what is compared, and its variables.
-      inputs: what it is called with.
     """
+    inputs = [batch(size) for size in SIZES * 2]
     function, variables = make()
     expected = [function(x) for x in inputs]
     step, others = make()

@@ -65,9 +65,12 @@ class _Finder:
         if node.op in _OF_SHAPES:
             if all(map(self._has_known_shape, node.inputs)):
                 self._kinds[k] = _OF_SHAPES[node.op]
-        elif node.op in _COMPUTED and any(map(self._follows, node.inputs)):
-            if all(self._follows(x) or self._is_given(x) for x in node.inputs):
-                self._kinds[k] = ShapeValue.COMPUTED
+        elif (
+            node.op in _COMPUTED
+            and any(map(self._follows, node.inputs))
+            and all(self._follows(x) or self._is_given(x) for x in node.inputs)
+        ):
+            self._kinds[k] = ShapeValue.COMPUTED
 
     def _has_known_shape(self, source: Output | Outside) -> bool:
         if isinstance(source, Outside):
