@@ -107,6 +107,16 @@ def is_variable_handle(tensor: Any) -> bool:
     return data is not None and data.is_set
 
 
+def next_id() -> int:
+    """A number larger than the ids of all eager tensors that exist, and smaller than later ones'."""
+    return ops.uid()
+
+
+def tensor_id(tensor: Any) -> int:
+    """The id of an eager tensor; they ascend in the order in which tensors are made."""
+    return tensor._id
+
+
 def variable_shape(handle: Any) -> tuple[int | None, ...] | None:
     """The static shape of the variable behind a resource handle; None if it is not known."""
     data = getattr(handle, "_handle_data", None)

@@ -66,6 +66,7 @@ class Recorder:
         arguments: Sequence[Any] = (),
         prefix: Trace | None = None,
         loop: Loop | None = None,
+        since: int | None = None,
     ):
         """Makes a recorder.
 
@@ -73,7 +74,9 @@ class Recorder:
           arguments: tensors that were passed to the step; they are always fed.
           loop: where the loop is whose body is recorded, if it is one.
           prefix: what the iteration has done already, when it begins as a co-executed one.
+          since: `tensorflow_internals.next_id()` at the iteration's start; None for now.
         """
+        self._since = tensorflow_internals.next_id() if since is None else since
         self._loop = loop
         self._region = None if loop is None else loop.code
         self.trace = prefix if prefix is not None else Trace()
@@ -289,7 +292,7 @@ class Recorder:
         if effect in ON_VARIABLES:
             resources = [x for x in inputs if x.dtype.as_datatype_enum == _RESOURCE]
             # A variable that was made in this very step lives in Python's half.
-            if any(id(x) in self._alive for x in resources):
+            if any(map(self._is_made_here, resources)):
                 return Effect.LOCAL
             if effect is not Effect.READ and not self._checks_itself(op, effect, resources, inputs):
                 return Effect.BARRIER
@@ -297,8 +300,17 @@ class Recorder:
 
     def _is_variable(self, tensor: Any) -> bool:
         """Whether it is the handle of a variable that graphs may write."""
-        made_here = id(tensor) in self._alive
-        return not made_here and tensorflow_internals.is_variable_handle(tensor)
+        return tensorflow_internals.is_variable_handle(tensor) and not self._is_made_here(tensor)
+
+    def _is_made_here(self, handle: Any) -> bool:
+        """Whether this iteration has made a resource."""
+        if id(handle) in self._alive:
+            return True
+        number = tensorflow_internals.tensor_id(handle)
+        if number <= self._since:
+            return False
+        self.trace.made_aside.add(number)  # in a block of plain eager mode, or in a function
+        return True
 
     def _checks_itself(
         self, op: str, effect: Effect, resources: list[Any], inputs: list[Any]

@@ -355,3 +355,22 @@ def in_place_dataset_with_a_variable(terra):
 
     for turn in range(terra.iterations):
         yield step(tf.constant(0.1 * turn))
+
+
+@program()
+def in_place_variable_made_in_a_block(terra):
+    """A variable that each step makes in plain eager mode, and then uses outside of the block."""
+    total = tf.Variable(0.0)
+
+    @terra.function
+    def step(x):
+        with terra.disable():
+            made = tf.Variable(x * 2.0)
+        made.assign_add(total)
+        with tf.GradientTape() as tape:
+            y = made * made + total
+        total.assign_add(0.01 * tape.gradient(y, made))
+        return y, made.read_value(), total + made
+
+    for turn in range(terra.iterations):
+        yield step(tf.constant(0.1 * turn)), total
