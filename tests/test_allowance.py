@@ -61,8 +61,9 @@ def test_a_small_step_is_not_doubted():
 
 
 def test_looks_after_every_few_ops_are_doubted_at_once():
-    assert doubts(looking(12, 9))
-    assert not doubts(looking(12, 20))
+    assert doubts(looking(30, 9))
+    assert not doubts(looking(30, 20))
+    assert not doubts(looking(15, 9))
 
 
 def test_sequences_that_never_repeat_are_doubted():

@@ -640,3 +640,12 @@ def test_handles_of_variables_are_told_from_others():
         assert internals.is_variable_handle(variable.handle)
     for other in (iterator._iterator_resource, table.resource_handle, tf.constant(1.0)):
         assert not internals.is_variable_handle(other)
+
+
+def test_ids_of_tensors_ascend():
+    before = internals.next_id()
+    first = tf.Variable(1.0).handle
+    between = internals.next_id()
+    second = tf.constant(1.0)
+    ids = [before, internals.tensor_id(first), between, internals.tensor_id(second)]
+    assert ids == sorted(set(ids))

@@ -23,7 +23,7 @@ _NODE_SECONDS = 1e-3  # of a graph's generation, at most
 
 _LARGE = 100  # nodes of an iteration, below which what is spent is not noticed
 _SOME_LOOKS = 3
-_MANY_LOOKS = 8
+_MANY_LOOKS = 24
 _NODES_A_LOOK = 12  # with fewer, waiting for values takes longer than eager's ops
 _NOVEL = 0.5  # share of a trace's nodes that come from a new place
 _NOVEL_TRACES = 3  # in a row
