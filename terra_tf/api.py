@@ -275,7 +275,24 @@ class _Loop(Iterator[T]):
             self._abort()
 
 
+# (code around it, line, name) of a loop -> its region, most recently used last. The graphs of a
+# loop keep its code alive, so loops that are not run any more are dropped by number.
 _loops: dict[Hashable, _Region] = {}
+_MOST_LOOPS = 64
+
+
+def _loop_region(code: types.CodeType, line: int, name: str | None) -> _Region:
+    """The region of a loop. Code is told apart by identity: equal code may be of another file."""
+    key = (id(code), line, name)
+    region = _loops.pop(key, None)
+    if region is None:
+        label = name or f"loop at {code.co_filename}:{line}"
+        region = _Region(label, max_graphs=8, numerics="eager", on_new_trace="fallback")
+        region.runner.loop = Loop(code, line)
+    _loops[key] = region
+    while len(_loops) > _MOST_LOOPS:
+        del _loops[next(iter(_loops))]
+    return region
 
 
 def iterate(iterable: Iterable[T], *, name: str | None = None) -> Iterator[T]:
@@ -292,13 +309,7 @@ def iterate(iterable: Iterable[T], *, name: str | None = None) -> Iterator[T]:
       name: shown by `explain`; default: the line of the loop.
     """
     frame = sys._getframe(1)
-    loop = Loop(frame.f_code, frame.f_lineno)
-    region = _loops.get((loop, name))
-    if region is None:
-        label = name or f"loop at {loop.code.co_filename}:{loop.line}"
-        region = _Region(label, max_graphs=8, numerics="eager", on_new_trace="fallback")
-        region.runner.loop = loop
-        _loops[loop, name] = region
+    region = _loop_region(frame.f_code, frame.f_lineno, name)
     return _Loop(iterable, region)
 
 

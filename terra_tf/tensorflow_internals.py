@@ -103,6 +103,22 @@ def placed_elsewhere() -> bool:
     return bool(name) and name != _CPU
 
 
+def is_variable_handle(tensor: Any) -> bool:
+    """Whether a tensor is the handle of a variable; those of iterators and tables are not."""
+    data = getattr(tensor, "_handle_data", None)
+    return data is not None and data.is_set
+
+
+def next_id() -> int:
+    """A number larger than the ids of all eager tensors that exist, and smaller than later ones'."""
+    return ops.uid()
+
+
+def tensor_id(tensor: Any) -> int:
+    """The id of an eager tensor; they ascend in the order in which tensors are made."""
+    return tensor._id
+
+
 def variable_shape(handle: Any) -> tuple[int | None, ...] | None:
     """The static shape of the variable behind a resource handle; None if it is not known."""
     data = getattr(handle, "_handle_data", None)

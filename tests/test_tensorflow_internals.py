@@ -631,3 +631,21 @@ def test_tapes_and_conversions_of_the_native_core():
         assert gradient.numpy().tolist() == [6.0 * (0.5 + turn), -2.0 * (0.5 + turn)]
     assert step.stats().coexecuted == 4
     assert step.stats().fallback_reasons == {}
+
+
+def test_handles_of_variables_are_told_from_others():
+    iterator = iter(tf.data.Dataset.range(2))
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+    for variable in (tf.Variable(1.0), tf.Variable("text"), tf.random.Generator.from_seed(1).state):
+        assert internals.is_variable_handle(variable.handle)
+    for other in (iterator._iterator_resource, table.resource_handle, tf.constant(1.0)):
+        assert not internals.is_variable_handle(other)
+
+
+def test_ids_of_tensors_ascend():
+    before = internals.next_id()
+    first = tf.Variable(1.0).handle
+    between = internals.next_id()
+    second = tf.constant(1.0)
+    ids = [before, internals.tensor_id(first), between, internals.tensor_id(second)]
+    assert ids == sorted(set(ids))

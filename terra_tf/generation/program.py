@@ -112,6 +112,8 @@ class ProgramWriter:
             list(node.groups),
             -1 if node.gradient_of is None else node.gradient_of,
         )
+        if k in self._plan.shape_values:
+            program.follows_from_shapes(k, int(self._plan.shape_values[k]))
         if not in_place and not all(self._static.get(output, True) for output in node.outputs):
             self._infer_shapes(program, k, node)
 

@@ -189,6 +189,18 @@ void Learn(Walk& walk, int cursor, py::object function, py::dict spec) {
     call->tape_sizes.assign(walk.sizes().begin() + start, walk.sizes().begin() + start + size);
     call->tape.resize(spec["tape_events"].cast<size_t>());
   }
+  for (int k : call->nodes) {
+    const Node& node = walk.program->nodes[k];
+    if (node.shape_value == ShapeValue::kNone) continue;
+    for (int o = node.first_output; o < node.first_output + node.num_outputs; ++o) {
+      PyObject* value = walk.value(o);
+      if (value == nullptr || AsPlaceholder(value) != nullptr) continue;
+      // Another tensor with the same handle, so that the program's own may die.
+      call->shape_values.emplace_back(
+          o, py::reinterpret_steal<py::object>(
+                 EagerTensorFromHandle(RefHandle(EagerTensor_Handle(value)), false)));
+    }
+  }
   for (py::handle item : spec["assignments"]) {
     const py::tuple parts = py::reinterpret_borrow<py::tuple>(item);
     Assignment assignment;
@@ -276,7 +288,15 @@ void BindDelegation(py::module_& m) {
         }
         return bound;
       })
-      .def("is_known", [](Walk& w, int o) { return (*w.program->outputs)[o].known != nullptr; })
+      .def("is_known", [](Walk& w, int o) {
+        if ((*w.program->outputs)[o].known != nullptr) return true;
+        for (const Node& node : w.program->nodes) {
+          if (o < node.first_output + node.num_outputs) {
+            return o >= node.first_output && node.shape_value != ShapeValue::kNone;
+          }
+        }
+        return false;
+      })
       .def("is_number", [](Walk& w, int k, int feed) {
         const Arg* arg = FindArg(w.program->nodes[k].args, feed);
         return arg != nullptr && arg->kind == ArgKind::kPythonFeed;

@@ -344,6 +344,10 @@ bool Walk::RunNode(const Node& node, bool taped) {
 }
 
 bool Walk::RunNodes(const DelegatedCall& call) {
+  for (const auto& [output, value] : call.shape_values) {
+    Py_XDECREF(values_[output]);
+    values_[output] = EagerTensorFromHandle(RefHandle(EagerTensor_Handle(value.ptr())), false);
+  }
   bool recording = call.taped;
   auto step = call.tape_steps.begin();
   auto feed = call.feeds_on_the_way.begin();

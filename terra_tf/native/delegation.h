@@ -95,6 +95,8 @@ struct DelegatedCall {
   std::vector<TapeEvent> tape;      // kTape: what the tape has been through, from its start
   std::vector<int> tape_nodes;      // the nodes since then
   std::vector<uint64_t> tape_sizes;  // and the sizes of what these made; see Walk::Sizes
+  // What follows from the sizes of the arguments: (output, a tensor with its value).
+  std::vector<std::pair<int, pybind11::object>> shape_values;
   std::vector<Assignment> assignments;
   pybind11::object after;           // called with the arguments at the end, or null
   Recipe result;

@@ -118,6 +118,10 @@ void InferShapes(Program& program, int node, const std::string& node_def, py::ob
   program.nodes[node].numbers = program.Own(numbers.ptr());
 }
 
+void FollowsFromShapes(Program& program, int node, int kind) {
+  program.nodes[node].shape_value = static_cast<ShapeValue>(kind);
+}
+
 void AddBoundary(Program& program, int end, int gate_slot, int done_slot,
                  int resume_slot) {
   program.boundaries.push_back({end, gate_slot, done_slot, resume_slot});
@@ -140,6 +144,7 @@ void BindProgram(py::module_& m) {
            [](Program& p, int node, py::bytes node_def, py::object numbers) {
              InferShapes(p, node, node_def, numbers);
            })
+      .def("follows_from_shapes", &FollowsFromShapes)
       .def("add_capture", &AddCapture)
       .def_readwrite("num_feeds", &Program::num_feeds)
       .def_readwrite("num_slots", &Program::num_slots)

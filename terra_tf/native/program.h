@@ -46,6 +46,15 @@ struct Arg {
   std::vector<Arg> items;  // kList
 };
 
+// Whether a node's outputs follow from shapes, and how; see native/shape_values.cc.
+enum class ShapeValue {
+  kNone,
+  kShape,  // the inputs' sizes
+  kSize,   // their product
+  kRank,   // their number
+  kComputed,  // an op on such values
+};
+
 enum class ResultKind { kNone, kSingle, kList };
 
 struct Node {
@@ -62,6 +71,7 @@ struct Node {
   ResultKind result = ResultKind::kSingle;
   std::vector<int> groups;  // of a nested result: -1 for a tensor, else the length of a list
   int forward = -1;  // a backward node's forward node: where that was skipped, this one is
+  ShapeValue shape_value = ShapeValue::kNone;
   std::shared_ptr<ShapeFunction> shapes;  // where the outputs' shapes follow from the inputs'
   PyObject* numbers = nullptr;  // for `shapes`: as gradient_inputs
   std::vector<int> open_feeds;  // feeds that it takes whose sizes are not always the same

@@ -272,7 +272,14 @@ PyObject* Walk::Match(CallKind call, PyObject* const* args, Py_ssize_t count, Py
     return RaiseFastPathMiss();
   }
   Bind();
-  return Answer(node, args + 3, call == CallKind::kFastPath, dims);
+  std::vector<Tensor> values;
+  if (node.shape_value == ShapeValue::kComputed) {
+    PyObject* result = ComputeShapeValue(node, args, count, original);
+    if (result != nullptr) return result;
+  } else if (node.shape_value != ShapeValue::kNone) {
+    if (!ShapeValues(node, args + 3, count - 3, &values)) values.clear();
+  }
+  return Answer(node, args + 3, call == CallKind::kFastPath, dims, values);
 }
 
 namespace {
@@ -337,7 +344,7 @@ bool Walk::InferShapes(const Node& node, const std::vector<PyObject*>& inputs, D
 }
 
 PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_gradient,
-                       const Dims& dims) {
+                       const Dims& dims, const std::vector<Tensor>& values) {
   PyObject* results = PyList_New(node.num_outputs);
   std::vector<int64_t> sizes;
   for (int i = 0; i < node.num_outputs; ++i) {
@@ -351,6 +358,8 @@ PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_grad
     PyObject* tensor =
         spec.known != nullptr
             ? EagerTensorFromHandle(RefHandle(spec.known), false)
+        : !values.empty()
+            ? EagerTensorFromHandle(HandleFromTensor(values[i]), false)
             : NewPlaceholder(iteration, node.first_output + i, sized ? &sizes : nullptr);
     if (tensor == nullptr) {
       Py_DECREF(results);

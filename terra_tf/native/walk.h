@@ -150,7 +150,15 @@ class Walk {
   PyObject* Cook(const Recipe& recipe, const std::vector<PyObject*>& leaves);
   bool MakeAssignments(const DelegatedCall& call, const std::vector<PyObject*>& leaves);
 
-  PyObject* Answer(const Node& node, PyObject* const* args, bool record_gradient, const Dims& dims);
+  // `values` are those of the outputs, where they are known, or empty.
+  PyObject* Answer(const Node& node, PyObject* const* args, bool record_gradient, const Dims& dims,
+                   const std::vector<tensorflow::Tensor>& values);
+  // Values that follow from shapes (native/shape_values.cc); false if these are not known.
+  bool ShapeValues(const Node& node, PyObject* const* args, Py_ssize_t count,
+                   std::vector<tensorflow::Tensor>* values) const;
+  // Runs an op on such values at once; null without an exception if that is not possible.
+  PyObject* ComputeShapeValue(const Node& node, PyObject* const* args, Py_ssize_t count,
+                              PyObject* original);
   PyObject* RunInPlace(int found, PyObject* const* args, Py_ssize_t count, PyObject* original);
   int FindOutcome(CallKind call, PyObject* const* args, Py_ssize_t count, PyObject* result);
   PyObject* Nested(const Node& node, PyObject* results);

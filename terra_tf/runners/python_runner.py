@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import warnings
 from collections.abc import Sequence as Tensors
 from typing import Any
@@ -22,6 +23,7 @@ from terra_tf.report import observers
 from terra_tf.report.counters import Counters
 from terra_tf.report.reasons import Fallback, FallbackLog
 from terra_tf.runners import in_flight
+from terra_tf.runners.allowance import Allowance, Doubt
 from terra_tf.runners.graph_runner import stop as stop_graph_runner
 from terra_tf.runners.iteration import CoExecutedIteration, EagerIteration, TracedIteration
 from terra_tf.runners.retreat import Retreat
@@ -46,6 +48,8 @@ class PythonRunner:
         self.counters = Counters()
         self.fallbacks = FallbackLog()
         self.retreat = Retreat()
+        self.doubt = Doubt()
+        self.allowance = Allowance()
         self._current = threading.local()  # .iteration: the one that this thread is in
         self._exact = exact
         self._on_new_trace = on_new_trace
@@ -73,6 +77,7 @@ class PythonRunner:
         Raises:
           tf.errors.OpError: an op of an earlier iteration failed in its graph.
         """
+        self._current.started = time.perf_counter()
         in_flight.settle_finished(settings.lead)
         iteration = self._choose(key, arguments)
         if iteration.mode != "coexecuted":
@@ -84,8 +89,11 @@ class PythonRunner:
 
     def end(self) -> None:
         """Ends this thread's iteration after the user's code has returned."""
-        self._current.iteration.end()
+        iteration = self._current.iteration
+        iteration.end()
         self._current.iteration = None
+        seconds = time.perf_counter() - self._current.started
+        self.allowance.note(iteration is _EAGER, seconds)
 
     def abort(self) -> None:
         """Ends this thread's iteration, wherever an exception has come in between."""
@@ -102,11 +110,26 @@ class PythonRunner:
             return _EAGER
         sequence = self.tracegraph.expected(key)
         if sequence is None or not self.tracegraph.ready(sequence) or _shared(sequence):
-            return TracedIteration(self, key, arguments)
+            if self._affords(self.allowance.trace_cost):
+                return TracedIteration(self, key, arguments)
+            return _EAGER
         if self.tracegraph.outdated(sequence):
-            self._generate(sequence)
+            build_cost = self.allowance.build_cost(sequence)
+            if self._affords(build_cost, or_rest=sequence.graph is None):
+                self._generate(sequence)
+        if sequence.graph is None or not self._affords(0.0):
+            return _EAGER
         graph = sequence.graph
         return CoExecutedIteration(self, key, arguments, sequence, graph)
+
+    def _affords(self, cost: float, *, or_rest: bool = True) -> bool:
+        """Whether the step may spend so many seconds now; else it rests until it may."""
+        if not self.doubt.holds:
+            return True
+        wait = self.allowance.iterations_until(cost)
+        if wait and or_rest and self.allowance.measured:
+            self.allowance.rested(self.retreat.rest_for(wait))
+        return not wait
 
     def _generate(self, sequence: Sequence) -> None:
         stand_in_for_libraries()
@@ -149,7 +172,8 @@ class PythonRunner:
             if len(walked) < len(trace.nodes):
                 self.fallbacks.complete_last(trace.nodes[len(walked)])
         self.counters.ops_per_iteration = len(trace.nodes)
-        self.tracegraph.add(key, trace, left, walked)
+        sequence = self.tracegraph.add(key, trace, left, walked)
+        self.doubt.judge(trace, sequence)
         self.retreat.ended(False)
 
     def aborted(self, code: str | None, sequence: Sequence) -> None:
