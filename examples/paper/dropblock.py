@@ -87,7 +87,7 @@ def build():
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.SGD(0.02, momentum=0.9)
     optimizer.build(model.trainable_variables)
-    schedule = LinearSchedule([block.drop_block for block in blocks], stop=0.15, steps=300)
+    schedule = LinearSchedule([block.drop_block for block in blocks], stop=0.2, steps=100)
 
     def train_step(images, labels):
         schedule.step()

@@ -114,7 +114,9 @@ class Sampler:
         positive = best > 0.5
         positive[iou.argmax(axis=0)] = True  # every object has an anchor
         chosen = self.choose(np.flatnonzero(positive), ANCHORS_SAMPLED // 2)
-        others = self.choose(np.flatnonzero(~positive & (best < 0.3)), ANCHORS_SAMPLED - len(chosen))
+        others = self.choose(
+            np.flatnonzero(~positive & (best < 0.3)), ANCHORS_SAMPLED - len(chosen)
+        )
         deltas = encode(self.anchors[chosen], truth[iou[chosen].argmax(axis=1), :4])
         return np.concatenate([chosen, others]), len(chosen), deltas
 

@@ -1,4 +1,4 @@
-"""Scenes to detect things in: handwritten digits on pieces of photographs, all from scikit-learn."""
+"""Scenes to detect things in: handwritten digits on photographs, all from scikit-learn."""
 
 import numpy as np
 from sklearn.datasets import load_digits, load_sample_images

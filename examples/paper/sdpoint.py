@@ -1,8 +1,8 @@
 """SDPoint: a network that shrinks its feature maps at a random point, another one in each step.
 
 Stochastic Downsampling (Kuen et al., 2018) draws, in plain Python, a block of the network and a
-ratio: behind that block the feature maps are smaller. So the ops of a step and all shapes behind the
-point depend on Python's random numbers. A graph traced once keeps the first draw for ever.
+ratio: behind that block the feature maps are smaller. So the ops of a step, and all shapes behind
+that point, depend on Python's random numbers. A graph traced once keeps the first draw for ever.
 
 The network is a plain `tf.Module` with momentum written by hand.
 
