@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from terra_tf import tensorflow_internals
 from terra_tf.generation.blocks import OpenBlock
+from terra_tf.generation.compilation import Compilation
 from terra_tf.generation.plan import Plan, resources_of
 from terra_tf.generation.slots import Slots
 from terra_tf.generation.variables import Variables
@@ -67,7 +68,22 @@ class _BlockParts:
 class GraphBuilder:
     """Adds the ops of one sequence to a graph; see the module's text."""
 
-    def __init__(self, sequence: Sequence, plan: Plan, slots: Slots):
+    def __init__(
+        self,
+        sequence: Sequence,
+        plan: Plan,
+        slots: Slots,
+        compilation: Compilation | None = None,
+    ):
+        """Prepares the building.
+
+        Args:
+          sequence: what is built.
+          plan: how it is co-executed.
+          slots: the numbering, which grows.
+          compilation: chooses ops for XLA; None: no op is compiled.
+        """
+        self._compilation = compilation
         self._sequence = sequence
         self._trace = sequence.trace
         self._plan = plan
@@ -98,6 +114,7 @@ class GraphBuilder:
                 self._add_optional_block(block_number, block)
             else:
                 self._add_nodes(block)
+            self._cut_span()
         for _ in range(number, len(self._plan.boundaries) - 1):
             self._close_segment(number)
             number, _ = next(boundaries)
@@ -181,6 +198,8 @@ class GraphBuilder:
             self._parts.large.made(operation)
             if self._plan.fallible[k] or not self._is_certain(node, operation):
                 self._note_fallible(node, operation)
+            if self._compilation is not None and effect is Effect.PURE:
+                self._compilation.consider(operation, may_fail(node.op))
         for output, tensor in zip(node.outputs, made, strict=True):
             self._have(output, tensor)
 
@@ -233,7 +252,12 @@ class GraphBuilder:
             self.known[output] = tf.constant(value, tensor.dtype)
         return True
 
+    def _cut_span(self) -> None:
+        if self._compilation is not None:
+            self._compilation.cut()
+
     def _fetch(self, output: int, tensor: tf.Tensor) -> None:
+        self._cut_span()
         slot = self._slots.fetch(output)
         self._parts.ends.append(
             self._op("TerraFetch", [self._iteration, tensor], slot=slot, T=tensor.dtype)

@@ -37,7 +37,9 @@ _EAGER = EagerIteration()
 class PythonRunner:
     """All that is known of one step, and the choice of how its next iteration runs."""
 
-    def __init__(self, name: str, *, max_graphs: int, exact: bool, on_new_trace: str):
+    def __init__(
+        self, name: str, *, max_graphs: int, exact: bool, on_new_trace: str, xla: bool = False
+    ):
         """Makes the runner of a step; see `terra_tf.function` for the arguments."""
         self.name = name
         self.loop: Loop | None = None  # where the loop is, if the step is the body of one
@@ -47,7 +49,13 @@ class PythonRunner:
         self.retreat = Retreat()
         self._current = threading.local()  # .iteration: the one that this thread is in
         self._exact = exact
+        self._xla = xla
         self._on_new_trace = on_new_trace
+
+    @property
+    def exact(self) -> bool:
+        """Whether graphs compute with eager's numerics."""
+        return self._exact
 
     @property
     def raises_on_new_trace(self) -> bool:
@@ -108,7 +116,7 @@ class PythonRunner:
         return CoExecutedIteration(self, key, arguments, sequence, graph)
 
     def _generate(self, sequence: Sequence) -> None:
-        graph = sequence.graph = generate(sequence, self.name, self._exact)
+        graph = sequence.graph = generate(sequence, self.name, self._exact, self._xla)
         sequence.builds += 1
         sequence.missed = 0
         self.counters.graphs += 1
