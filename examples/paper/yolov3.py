@@ -14,7 +14,7 @@ from scenes import make_scenes
 
 import terra_tf as terra
 
-BATCH = 4
+BATCH = 2
 SIZE = 96
 GRIDS = (3, 6, 12)
 SIDES = ((64.0, 48.0), (32.0, 24.0), (20.0, 16.0))  # of each grid's anchors, in pixels
