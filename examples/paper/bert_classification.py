@@ -1,8 +1,9 @@
 """BERT for classification: which package of Python's library is a docstring from?
 
-A small BERT encoder (Devlin et al., 2018) reads sentences of any length; a batch is as long as its
-longest one. Every step hands its predictions to scikit-learn, as programs that watch a score do. A
-library that computes with NumPy arrays cannot be given symbolic tensors.
+A small BERT encoder (Devlin et al., 2018) reads sentences of any length; a batch holds sentences of
+about one length and is as long as its longest one. Every step hands its predictions to
+scikit-learn, as programs that watch a score do. A library that computes with NumPy arrays cannot be
+given symbolic tensors.
 
     python examples/paper/bert_classification.py
 """
@@ -81,14 +82,16 @@ def load_batches():
     sentences = list(load_sentences())
     counts = collections.Counter(word for words, _ in sentences for word in words)
     known = {word: 4 + i for i, (word, _) in enumerate(counts.most_common(WORDS - 4))}
-    order = np.random.default_rng(6).permutation(len(sentences))
+    numbers = np.random.default_rng(6)
+    chosen = [sentences[i] for i in numbers.choice(len(sentences), 40 * BATCH, replace=False)]
+    chosen.sort(key=lambda sentence: len(sentence[0]))  # so that little is padded
     batches = []
-    for first in range(0, 40 * BATCH, BATCH):
-        chosen = [sentences[i] for i in order[first : first + BATCH]]
-        rows = [[CLS, *(known.get(word, UNKNOWN) for word in words), SEP] for words, _ in chosen]
+    for first in numbers.permutation(range(0, len(chosen), BATCH)):
+        batch = chosen[first : first + BATCH]
+        rows = [[CLS, *(known.get(word, UNKNOWN) for word in words), SEP] for words, _ in batch]
         longest = max(map(len, rows))
         ids = np.array([row + [PAD] * (longest - len(row)) for row in rows], np.int32)
-        labels = np.array([label for _, label in chosen], np.int32)
+        labels = np.array([label for _, label in batch], np.int32)
         batches.append((tf.constant(ids), tf.constant(labels)))
     return batches
 

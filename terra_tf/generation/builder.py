@@ -14,14 +14,13 @@ import tensorflow as tf
 from terra_tf import tensorflow_internals
 from terra_tf.generation.blocks import OpenBlock
 from terra_tf.generation.compilation import Compilation
+from terra_tf.generation.known_values import KnownValues
 from terra_tf.generation.plan import Plan, resources_of
 from terra_tf.generation.slots import Slots
 from terra_tf.generation.variables import Variables
 from terra_tf.tracegraph.sequence import Block, Sequence
 from terra_tf.tracing.effects import Effect, may_fail
 from terra_tf.tracing.trace import Kind, Node, Output, Outside, Shape
-
-_SMALL = 32  # elements of a tensor that is a shape or part of one
 
 
 class _LargeTensors:
@@ -89,7 +88,8 @@ class GraphBuilder:
         self._plan = plan
         self._slots = slots
         self.tensors: dict[int, tf.Tensor] = {}  # output -> graph tensor
-        self.known: dict[int, tf.Tensor] = {}  # output -> its value, where it is certain
+        self._known = KnownValues(sequence.trace)
+        self.known = self._known.values
         self.static: dict[int, bool] = {}  # output -> its shape is certain before it is computed
         self._always = _BlockParts()  # of the blocks that are never skipped
         self._parts = self._always
@@ -201,7 +201,7 @@ class GraphBuilder:
             if self._compilation is not None and effect is Effect.PURE:
                 self._compilation.consider(operation, may_fail(node.op))
         for output, tensor in zip(node.outputs, made, strict=True):
-            self._have(output, tensor)
+            self._have(node, output, tensor)
 
     def _is_certain(self, node: Node, operation: tf.Operation) -> bool:
         """Whether its shapes are known to fit: all are fixed, or checked when it is matched."""
@@ -222,11 +222,11 @@ class GraphBuilder:
         else:
             self._parts.fallible_later.append(operation)
 
-    def _have(self, output: int, tensor: tf.Tensor) -> None:
+    def _have(self, node: Node, output: int, tensor: tf.Tensor) -> None:
         self.tensors[output] = tensor
         known = tensor.shape.is_fully_defined() and output not in self._sequence.dynamic
         self.static[output] = known and tuple(tensor.shape) == self._trace.outputs[output].shape
-        if self._value_is_certain(output, tensor):
+        if self.static[output] and self._known.look(node, output, tensor):
             return
         # Whoever asks for a shape that only the graph knows has to get it from the value.
         by_value = output in self._plan.uncertain or all(
@@ -238,19 +238,6 @@ class GraphBuilder:
             or output in self._plan.selected
         ):
             self._fetch(output, tensor)
-
-    def _value_is_certain(self, output: int, tensor: tf.Tensor) -> bool:
-        """Whether a shape computation needs no graph, since gradient code looks at those a lot."""
-        if not self.static[output] or not tensor.dtype.is_integer or tensor.shape.rank > 1:
-            return False
-        if tensor.shape.num_elements() > _SMALL or tensor.op.type == "TerraFeed":
-            return False
-        value = tf.get_static_value(tensor)
-        if value is None:
-            return False
-        with tf.init_scope():
-            self.known[output] = tf.constant(value, tensor.dtype)
-        return True
 
     def _cut_span(self) -> None:
         if self._compilation is not None:
