@@ -20,7 +20,7 @@ from .programs import Program
 LOOSE = 0.02
 # Steps in which a graph that computes something else has to show it; training makes rounding errors
 # grow, so that later ones show little.
-SOON = 15
+SOON = 12
 
 
 def judge(program: Program, runs: dict[str, Run]) -> None:

@@ -20,10 +20,10 @@ STAGES = (3, 4, 6, 3)
 CLASSES = 8
 
 
-def conv_norm(x, filters, size, stride=1, activation="relu"):
+def conv_norm(x, filters, size, stride=1, activation="relu", scale="ones"):
     layers = keras.layers
     x = layers.Conv2D(filters, size, strides=stride, padding="same", use_bias=False)(x)
-    x = layers.BatchNormalization(momentum=0.9)(x)
+    x = layers.BatchNormalization(momentum=0.9, gamma_initializer=scale)(x)
     return layers.Activation(activation)(x) if activation else x
 
 
@@ -33,7 +33,8 @@ def bottleneck(x, filters, stride):
         shortcut = conv_norm(x, 4 * filters, 1, stride, activation=None)
     x = conv_norm(x, filters, 1, stride)
     x = conv_norm(x, filters, 3)
-    x = conv_norm(x, 4 * filters, 1, activation=None)
+    # Each block begins as its shortcut, so that fifty layers train from the start.
+    x = conv_norm(x, 4 * filters, 1, activation=None, scale="zeros")
     return keras.layers.Activation("relu")(keras.layers.Add()([x, shortcut]))
 
 
