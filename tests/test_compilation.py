@@ -14,6 +14,7 @@ import tensorflow as tf
 from stepping import clean  # noqa: F401
 
 import terra_tf as terra
+from terra_tf.generation.builder import GraphBuilder
 from terra_tf.generation.compilation import MAY_FAIL, SIZES_VARY, TOO_FEW, Compilation
 
 pytestmark = pytest.mark.timeout(120)
@@ -207,6 +208,30 @@ def test_sizes_that_vary_stay_with_tensorflow():
         truth = np.exp(np.sin(x) * 2.0 - np.cos(x)) + np.tanh(x)
         np.testing.assert_allclose(float(step(tf.constant(x))), truth.sum(), rtol=1e-5)
     assert f" {SIZES_VARY}" in terra.explain(step)
+
+
+def test_a_graph_that_fails_only_when_compiled_is_generated_without_xla(monkeypatch):
+    """A compiler's fault costs one iteration the speed, and no iteration its result."""
+    original = GraphBuilder._cut_span
+
+    def cut_span(self):
+        original(self)
+        if self._compilation is not None and not self._broken:
+            self._broken = True
+            nonsense = tf.debugging.Assert(tf.constant(False), ["the compiler is at fault"])
+            self._parts.fallible.append(nonsense)
+
+    monkeypatch.setattr(GraphBuilder, "_cut_span", cut_span)
+    monkeypatch.setattr(GraphBuilder, "_broken", False, raising=False)
+    eager_step, eager_weights = make_training()
+    terra_step, terra_weights = make_training()
+    step = terra.function(terra_step, xla=True)
+    for x, y in batches(10):
+        assert float(step(x, y)) == float(eager_step(x, y))
+    for ours, theirs in zip(terra_weights, eager_weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert step.stats().coexecuted >= 6
+    assert "xla=True: given up" in terra.explain(step)
 
 
 # ---------------------------------------------------------------- what is chosen

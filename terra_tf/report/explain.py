@@ -74,6 +74,8 @@ def _numerics(runner: PythonRunner) -> list[str]:
         )
     if graph.compilation is not None:
         lines.append(f"  xla=True: {graph.compilation}")
+    elif runner.xla and not runner.compiles:
+        lines.append("  xla=True: given up, because a compiled graph failed where eager does not")
     return lines
 
 

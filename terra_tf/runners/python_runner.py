@@ -49,6 +49,7 @@ class PythonRunner:
         self.retreat = Retreat()
         self._current = threading.local()  # .iteration: the one that this thread is in
         self._exact = exact
+        self.xla = xla  # asked for
         self._xla = xla
         self._on_new_trace = on_new_trace
 
@@ -56,6 +57,11 @@ class PythonRunner:
     def exact(self) -> bool:
         """Whether graphs compute with eager's numerics."""
         return self._exact
+
+    @property
+    def compiles(self) -> bool:
+        """Whether XLA compiles graphs now."""
+        return self._xla
 
     @property
     def raises_on_new_trace(self) -> bool:
@@ -162,6 +168,12 @@ class PythonRunner:
         """An exception of the user's program ended a co-executed iteration."""
         self.counters.fallen_back += 1
         self.retreat.ended(False)
+
+    def give_up_xla(self) -> None:
+        """Has all graphs generated anew without XLA: one with it failed where eager does not."""
+        self._xla = False
+        for sequence in self.tracegraph.sequences:
+            sequence.graph = None
 
     def note_fallback(self, code: str, expected: Node | None, actual: Location) -> None:
         """A fallback happens now."""
