@@ -87,7 +87,7 @@ def main():
     keras.utils.set_random_seed(1)
     train_step, batches, _ = build()
     train_step = terra.function(train_step)
-    for step in range(200):
+    for step in range(300):
         loss = train_step(*batches[step % len(batches)])
         if step % 20 == 0:
             print(f"step {step:3d}  loss {float(loss):.4f}")

@@ -149,7 +149,7 @@ def main():
     keras.utils.set_random_seed(1)
     train_step, batches, _ = build()
     train_step = terra.function(train_step)
-    for step in range(200):
+    for step in range(300):
         train_step(*batches[step % len(batches)])
 
 
