@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.function.polymorphism import function_type as function_type_lib
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python import pywrap_tfe
@@ -23,7 +24,9 @@ from tensorflow.python.eager import backprop, context
 from tensorflow.python.eager import core as eager_core
 from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.framework import func_graph as func_graph_lib
-from tensorflow.python.framework import op_def_library, op_def_registry, ops
+from tensorflow.python.framework import meta_graph, op_def_library, op_def_registry, ops
+from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.util import pywrap_xla_ops
 
 ENTRY_POINTS = ("TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable")
 """The functions of `pywrap_tfe` through which Python executes eager ops."""
@@ -254,6 +257,34 @@ def add_control_inputs(
 ) -> None:
     """Makes an existing op of a graph wait for others."""
     operation._add_control_inputs(list(inputs))
+
+
+@functools.cache
+def xla_kernels() -> frozenset[str]:
+    """The op types that XLA can compile for CPUs."""
+    return frozenset(pywrap_xla_ops.get_cpu_kernel_names())
+
+
+def mark_for_xla(operation: tf.Operation, span: str) -> None:
+    """Has TensorFlow's auto-clustering compile an op of a graph, with others of that span only."""
+    operation._set_attr("_XlaCompile", attr_value_pb2.AttrValue(b=True))
+    for name in ("_XlaScope", "_XlaInternalScope"):
+        operation._set_attr(name, attr_value_pb2.AttrValue(s=span.encode()))
+
+
+def rewritten_ops(concrete: Any, config: bytes) -> list[str]:
+    """The op types of a generated graph after Grappler has rewritten it.
+
+    Args:
+      concrete: the graph as a ConcreteFunction.
+      config: what `function_config` returned.
+    """
+    graph = concrete.graph
+    exported = meta_graph.create_meta_graph_def(graph=graph)
+    ends = [operation.name for operation in graph.control_outputs]
+    exported.collection_def["train_op"].node_list.value.extend(ends)
+    proto = config_pb2.ConfigProto.FromString(config)
+    return [node.op for node in tf_optimizer.OptimizeGraph(proto, exported, verbose=False).node]
 
 
 def capture(graph: tf.Graph, tensor: tf.Tensor) -> tf.Tensor:

@@ -147,6 +147,7 @@ class CoExecutedIteration:
 
     def recover(self) -> None:
         """Replays what the graph has not made; after a Ctrl-C, called again, goes on."""
+        failed = self.walk.failed
         try:
             self._replay.run()
         except Exception as error:
@@ -154,6 +155,8 @@ class CoExecutedIteration:
             self.walk.close()
             raise
         self.walk.close()
+        if failed and self._graph.compilation is not None:  # and yet there is no error in eager
+            self._runner.give_up_xla()
 
     def _leave_for_later(self) -> None:
         """Puts the replay off until somebody looks: Ctrl-C must not wait for it."""

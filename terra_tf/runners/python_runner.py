@@ -40,7 +40,9 @@ _EAGER = EagerIteration()
 class PythonRunner:
     """All that is known of one step, and the choice of how its next iteration runs."""
 
-    def __init__(self, name: str, *, max_graphs: int, exact: bool, on_new_trace: str):
+    def __init__(
+        self, name: str, *, max_graphs: int, exact: bool, on_new_trace: str, xla: bool = False
+    ):
         """Makes the runner of a step; see `terra_tf.function` for the arguments."""
         self.name = name
         self.loop: Loop | None = None  # where the loop is, if the step is the body of one
@@ -52,7 +54,19 @@ class PythonRunner:
         self.allowance = Allowance()
         self._current = threading.local()  # .iteration: the one that this thread is in
         self._exact = exact
+        self.xla = xla  # asked for
+        self._xla = xla
         self._on_new_trace = on_new_trace
+
+    @property
+    def exact(self) -> bool:
+        """Whether graphs compute with eager's numerics."""
+        return self._exact
+
+    @property
+    def compiles(self) -> bool:
+        """Whether XLA compiles graphs now."""
+        return self._xla
 
     @property
     def raises_on_new_trace(self) -> bool:
@@ -133,7 +147,7 @@ class PythonRunner:
 
     def _generate(self, sequence: Sequence) -> None:
         stand_in_for_libraries()
-        graph = sequence.graph = generate(sequence, self.name, self._exact)
+        graph = sequence.graph = generate(sequence, self.name, self._exact, self._xla)
         sequence.builds += 1
         sequence.missed = 0
         self.counters.graphs += 1
@@ -180,6 +194,12 @@ class PythonRunner:
         """An exception of the user's program ended a co-executed iteration."""
         self.counters.fallen_back += 1
         self.retreat.ended(False)
+
+    def give_up_xla(self) -> None:
+        """Has all graphs generated anew without XLA: one with it failed where eager does not."""
+        self._xla = False
+        for sequence in self.tracegraph.sequences:
+            sequence.graph = None
 
     def note_fallback(self, code: str, expected: Node | None, actual: Location) -> None:
         """A fallback happens now."""
