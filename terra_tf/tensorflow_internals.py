@@ -471,4 +471,6 @@ def library_functions(library: str) -> list[tuple[type, str, int]]:
 
 
 def _with_subclasses(kind: type) -> list[type]:
-    return list(dict.fromkeys([kind, *(x for s in kind.__subclasses__() for x in _with_subclasses(s))]))
+    return list(
+        dict.fromkeys([kind, *(x for s in kind.__subclasses__() for x in _with_subclasses(s))])
+    )

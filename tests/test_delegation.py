@@ -270,7 +270,9 @@ def test_users_functions_inside_of_library_layers_run_every_time():
     assert len(calls) - before == 2 * STEPS
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "RMSprop", "AdamW", "Adagrad", "Nadam", "Ftrl", "Lion"])
+@pytest.mark.parametrize(
+    "optimizer", ["SGD", "RMSprop", "AdamW", "Adagrad", "Nadam", "Ftrl", "Lion"]
+)
 def test_optimizers(optimizer):
     pair = Pair(lambda: Program(optimizer=lambda: getattr(keras.optimizers, optimizer)(0.01)))
     pair.run(STEPS)

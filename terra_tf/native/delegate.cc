@@ -48,7 +48,7 @@ void Walk::NoteTape(TapeAction action, PyObject* tape, PyObject* about) {
   tape_events_.push_back({action, static_cast<int>(path_.size()), what});
 }
 
-uint64_t Walk::Sizes(int k) const {
+uint64_t Walk::SizesDigest(int k) const {
   const Node& node = program->nodes[k];
   uint64_t digest = 0;
   auto mix = [&](uint64_t x) { digest = (digest ^ (x + 0x9e3779b97f4a7c15)) * 0xff51afd7ed558ccd; };

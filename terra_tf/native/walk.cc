@@ -251,7 +251,7 @@ void Walk::Take() {
 
 void Walk::Ran() {
   path_.push_back(cursor_);
-  sizes_.push_back(Sizes(cursor_));
+  sizes_.push_back(SizesDigest(cursor_));
   ran_[cursor_] = true;
   ++cursor_;
 }

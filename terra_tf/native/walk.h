@@ -130,7 +130,7 @@ class Walk {
 
   // A digest of the sizes of what a node has taken from feeds and made, where the trace leaves them
   // open. (An output nobody holds has the sizes that follow from these.)
-  uint64_t Sizes(int k) const;
+  uint64_t SizesDigest(int k) const;
   bool TapeStart(int number, int* event, int* node) const;
   bool SameTape(const DelegatedCall& call, int number) const;
   long long WhichTensor(PyObject* tensor) const;
@@ -183,7 +183,7 @@ class Walk {
   std::vector<PyObject*> values_;  // one strong reference per output made so far
   std::vector<PyObject*> feeds_;
   std::vector<int> path_;
-  std::vector<uint64_t> sizes_;  // per node of the path, see Sizes
+  std::vector<uint64_t> sizes_;  // per node of the path, see SizesDigest
   std::vector<char> ran_;  // per node
   bool as_before_ = false;  // selects take only what they have taken before
   std::vector<Binding> bindings_;  // of the node that is being compared
