@@ -59,7 +59,8 @@ class _Learning:
         self._cursor = self._walk.cursor
         self._start = self._walk.path_length
         self._events = len(self._walk.events)
-        self._fetches = self._walk.fetches_read
+        self._looks = self._walk.looks
+        self._first_id = tensorflow_internals.next_id()
         self._taped = native.core.any_tape()
         self._arguments = Arguments(self._walk)
         self.watch = Watch(self._read_matters)
@@ -135,7 +136,7 @@ class _Learning:
         nodes = walk.path_from(self._start)
         if any(walk.is_in_place(k) for k in nodes):
             raise _Failed("an op of it runs in place")
-        if walk.fetches_read != self._fetches:
+        if walk.looks != self._looks:
             raise _Failed("it looks at a value that the graph computes")
         self._watch_thread_locals()
         if not self._state.state.holds():
@@ -187,6 +188,10 @@ class _Learning:
             raise _Failed("it stops tapes from recording")
         return steps
 
+    def _was_made_by_python(self, tensor: Any) -> bool:
+        """Whether the call has made a tensor that no op has made: out of Python values."""
+        return tensorflow_internals.tensor_id(tensor) > self._first_id
+
     def _feeds(
         self, nodes: list[int], own: frozenset[int]
     ) -> tuple[list[tuple], list[tuple], list[int]]:
@@ -207,7 +212,7 @@ class _Learning:
                     on_the_way.append((at, feed, "output", output))
                 else:
                     raise _Failed("a select takes a value whose shape varies")
-            elif walk.is_number(nodes[at], feed):
+            elif walk.is_number(nodes[at], feed) or self._was_made_by_python(value):
                 known.append((at, feed, "value", value))
             else:
                 raise _Failed("it takes a tensor that is not among its arguments")

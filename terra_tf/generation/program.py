@@ -9,6 +9,7 @@ import numpy as np
 from terra_tf import native
 from terra_tf.generation.builder import GraphBuilder
 from terra_tf.generation.plan import Plan
+from terra_tf.generation.shape_values import sized_by_values
 from terra_tf.generation.slots import Slots
 from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.trace import (
@@ -52,6 +53,7 @@ class ProgramWriter:
         self._static = builder.static
         self._known = builder.known
         self._tensors = builder.tensors
+        self._by_values = sized_by_values(sequence)
 
     def write(self, function: str, config: bytes, captures: list[Any]) -> Any:
         """The native Program for a function of that name, config and captured handles."""
@@ -87,6 +89,7 @@ class ProgramWriter:
             self._slots.fetches.get(output, -1),
             self._plan.gate[output],
             self._known.get(output),
+            output in self._by_values,
         )
 
     def _add_node(self, program: Any, k: int, node: Node) -> None:

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Iterable
 
 from terra_tf.tracegraph.sequence import Sequence
-from terra_tf.tracing.effects import Effect
+from terra_tf.tracing.effects import Effect, makes_shape_of_values
 from terra_tf.tracing.trace import Kind, Node, Output, Outside
 
 
@@ -32,7 +32,7 @@ _OF_SHAPES = {
     "Rank": ShapeValue.RANK,
 }
 _COMPUTED_NAMES = """
-Add AddV2 Cast ConcatV2 Equal ExpandDims FloorDiv FloorMod GatherV2 Greater GreaterEqual Identity
+Add AddV2 BroadcastGradientArgs Cast ConcatV2 Equal ExpandDims FloorDiv FloorMod GatherV2 Greater GreaterEqual Identity
 Less LessEqual LogicalAnd LogicalNot LogicalOr Max Maximum Min Minimum Mul Neg NotEqual Pack Prod
 RealDiv Reshape Slice Squeeze StridedSlice Sub Sum Unpack
 """
@@ -50,6 +50,20 @@ def shape_values(sequence: Sequence, uncertain: set[int]) -> dict[int, ShapeValu
     for k, node in enumerate(sequence.trace.nodes):
         found.visit(k, node)
     return found.asked_for()
+
+
+def sized_by_values(sequence: Sequence) -> set[int]:
+    """Outputs whose shape depends on values that the graph computes."""
+    trace = sequence.trace
+    found: set[int] = set()
+    for node in trace.nodes:
+        taken = {s.index for s in node.inputs if isinstance(s, Output)}
+        for source in node.inputs:
+            if isinstance(source, Outside):
+                taken |= trace.externals[source.index].alternatives
+        if makes_shape_of_values(node.op) or not found.isdisjoint(taken):
+            found.update(node.outputs)
+    return found
 
 
 class _Finder:
@@ -93,7 +107,7 @@ class _Finder:
         """Those of the nodes that Python looks at, and what these and their shapes depend on."""
         looked_at = {output for output, _ in self._sequence.reads}
         for node in self._nodes:
-            if node.in_place:
+            if node.in_place or self._is_sized_by_inputs(node):
                 looked_at.update(x.index for x in node.inputs if isinstance(x, Output))
         shapes: set[int] = set()  # outputs whose shape is asked for
         wanted = {self._sequence.producers[output] for output in looked_at}
@@ -108,6 +122,12 @@ class _Finder:
                 wanted.update(self._makers(filter(self._follows, node.inputs)))
                 shapes.update(self._outputs(node.inputs))
         return {k: kind for k, kind in self._kinds.items() if k in wanted}
+
+    def _is_sized_by_inputs(self, node: Node) -> bool:
+        """Whether sizes of its outputs may be given by values, as those of a reshape are."""
+        return any(self._sequence.trace.outputs[o].shape is None for o in node.outputs) or any(
+            None in self._sequence.trace.outputs[o].shape for o in node.outputs
+        )
 
     def _makers(self, sources: Iterable[Output]) -> list[int]:
         return [self._sequence.producers[source.index] for source in sources]

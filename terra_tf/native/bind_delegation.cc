@@ -263,6 +263,7 @@ void BindDelegation(py::module_& m) {
   py::object walk = m.attr("Walk");
   auto& type = static_cast<py::class_<Walk>&>(walk);
   type.def("learn", &Learn)
+      .def_readonly("looks", &Walk::looks)
       .def("not_learned", [](Walk& w, int cursor, py::object function, bool hopeless) {
         w.Learned(cursor, function.ptr(), nullptr, hopeless);
       })

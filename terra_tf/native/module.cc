@@ -96,13 +96,14 @@ void AddNode(Program& program, py::str op, int call, bool misses, bool fails, bo
 }
 
 void AddOutput(Program& program, int dtype, bool static_shape, std::vector<int64_t> dims, int fetch,
-               int gate, py::object known) {
+               int gate, py::object known, bool by_values) {
   OutputSpec spec;
   spec.dtype = dtype;
   spec.static_shape = static_shape;
   spec.dims = std::move(dims);
   spec.fetch = fetch;
   spec.gate = gate;
+  spec.by_values = by_values;
   if (!known.is_none()) spec.known = RefHandle(EagerTensor_Handle(known.ptr()));
   program.outputs->push_back(std::move(spec));
 }

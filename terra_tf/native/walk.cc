@@ -502,6 +502,7 @@ bool Walk::Read(int output, Tensor* value) {
   if (spec.fetch < 0) return Fallback("unexpected-read", output);
   if (spec.gate > passed_ && !PassBoundaries(spec.gate, output)) return !PyErr_Occurred();
   ++fetches_read;
+  ++looks;
   bool interrupted = false;
   const SlotState state = WaitSlot(spec.fetch, value, &interrupted);
   if (interrupted) return false;

@@ -97,6 +97,7 @@ class Walk {
   const std::shared_ptr<Program> program;
   double python_wait_seconds = 0;
   int64_t feeds_sent = 0, fetches_read = 0, delegated_calls = 0;
+  int64_t looks = 0;  // at values of the graph, or at shapes that depend on values
 
  private:
   // What a node that matches will put into a feed.
