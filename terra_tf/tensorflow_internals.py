@@ -27,6 +27,7 @@ from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import meta_graph, op_def_library, op_def_registry, ops
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.util import pywrap_xla_ops
+from tensorflow.python.ops import resource_variable_ops
 
 ENTRY_POINTS = ("TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable")
 """The functions of `pywrap_tfe` through which Python executes eager ops."""
@@ -113,7 +114,7 @@ def is_variable_handle(tensor: Any) -> bool:
 
 
 def next_id() -> int:
-    """A number larger than the ids of all eager tensors that exist, and smaller than later ones'."""
+    """A number larger than the ids of all eager tensors, and smaller than those of later ones."""
     return ops.uid()
 
 
@@ -365,7 +366,11 @@ _TAPE_FUNCTIONS = (
 
 
 def install_tape_hooks(make: Callable[[int, Any], Any]) -> None:
-    """Stands in for the functions that change tapes; `make(number, original)` as in native/tape.h."""
+    """Stands in for the functions that change tapes.
+
+    Args:
+      make: makes a stand-in, from a number of native/tape.h and the original.
+    """
     for number, name in enumerate(_TAPE_FUNCTIONS):
         setattr(pywrap_tfe, name, make(number, getattr(pywrap_tfe, name)))
     for name in ("Backprop", "Forwardprop"):
@@ -397,6 +402,17 @@ def gradient_ends(tape: tf.GradientTape, *_: Any, **__: Any) -> None:
         tape._tape = None
 
 
+def handle_of_lazy_read(x: Any) -> Any:
+    """The handle of what `variable.assign` gives, another view of it; None for anything else."""
+    lazy = isinstance(x, resource_variable_ops._UnreadVariable)
+    return x.handle if lazy and x._parent_op is None else None
+
+
+def lazy_read(variable: tf.Variable) -> Any:
+    """What `variable.assign` gives."""
+    return variable._lazy_read(None)
+
+
 def read_code() -> Any:
     """The code of the function that every look at a tensor's value from Python goes through."""
     return EagerTensor._numpy_internal.__code__
@@ -418,14 +434,13 @@ def is_immutable(kind: type) -> bool:
     )
 
 
-_BOOKKEEPING = frozenset(
-    """
+_BOOKKEEPING_NAMES = """
     _inbound_nodes _outbound_nodes _tracker _initializer _initial_value _keras_api_names
     _compile_loss _compile_metrics _loss_tracker optimizer history stop_training
     _compile_config train_function test_function predict_function
     compiled_loss compiled_metrics _metrics_lock _obj_reference_counts_dict
-    """.split()
-)
+"""
+_BOOKKEEPING = frozenset(_BOOKKEEPING_NAMES.split())
 
 
 def is_bookkeeping(owner: Any, name: str) -> bool:

@@ -1,8 +1,8 @@
 """Learns library calls while a walk goes through them op by op.
 
-`learn` makes a call that is not known yet, with a watch on it. Where the watch finds nothing and the
-state that the call depends on is the same before and after, the walk gets to know it. Calls inside
-of a call are learned as well, since the outer one may turn out to run the user's code.
+`learn` makes a call that is not known yet, with a watch on it. Where the watch finds nothing and
+the state that the call depends on is the same before and after, the walk gets to know it. Calls
+inside of a call are learned as well, since the outer one may turn out to run the user's code.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _Learning:
         if not self._state.state.holds():
             raise _Failed(f"it changes {self._state.difference()}")
         own = frozenset(o for k in nodes for o in range(*walk.outputs_of(k)))
-        results = Results(walk, self._arguments.leaves, own)
+        results = Results(walk, self._arguments.leaves, own, self._state)
         recipe: Recipe = results.recipe(result)
         known, on_the_way, needed = self._feeds(nodes, own)
         spec = {

@@ -26,10 +26,11 @@ _SITE_PACKAGES = os.path.dirname(os.path.dirname(tf.__file__)) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Packages whose functions depend on nothing but what they can reach.
-_KNOWN = """
+_KNOWN_TEXT = """
 absl astunparse flatbuffers gast google keras ml_dtypes namex numpy opt_einsum optree packaging six
 tensorflow tf_keras typing_extensions wrapt
-""".split()
+"""
+_KNOWN = _KNOWN_TEXT.split()
 _KNOWN_FILES = tuple(_SITE_PACKAGES + name + end for name in _KNOWN for end in (os.sep, ".py"))
 _FORBIDDEN_MODULES = frozenset({"time", "_random", "posix", "select", "_socket", "_warnings"})
 _FORBIDDEN_FUNCTIONS = frozenset({"print", "input", "open", "breakpoint"})

@@ -1,4 +1,4 @@
-"""Lists what a library call depends on besides its arguments: the State of the objects it can reach.
+"""Lists what a library call depends on besides its arguments: the State of what it can reach.
 
 From the callee and the objects among the arguments, attributes and containers are followed. What
 is found is written into a native State (`native/state.h`), which later says within microseconds
@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from terra_tf import native, tensorflow_internals
 from terra_tf.tensorflow_internals import EagerTensor
@@ -159,6 +160,17 @@ class StateBuilder:
             child = self._attributes(value, transient=True)
         if child is not None:
             self.state.set_transient(parent, name, child)
+
+    def reaches(self, x: Any) -> bool:
+        """Whether an object is among what was found."""
+        return id(x) in self._seen
+
+    def variable_with(self, handle: Any) -> Any:
+        """The variable with a handle, if it was found; else None."""
+        for x in self._held:
+            if isinstance(x, tf.Variable) and x.handle is handle:
+                return x
+        return None
 
     def difference(self) -> str:
         """Says what differed when the State was asked last whether it holds."""

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from terra_tf import tensorflow_internals
+from terra_tf.delegation.state import StateBuilder
 from terra_tf.tensorflow_internals import EagerTensor, dtype_and_shape
 
 Pattern = tuple[Any, ...]
@@ -84,14 +86,16 @@ class Results:
       outputs: which outputs of the call's nodes are handed out.
     """
 
-    def __init__(self, walk: Any, leaves: list[Any], own: frozenset[int]):
+    def __init__(self, walk: Any, leaves: list[Any], own: frozenset[int], state: StateBuilder):
         """Prepares recipes.
 
         Args:
           walk: the walk.
           leaves: the tensors among the call's arguments.
           own: outputs of the nodes that the call has run.
+          state: what the call can reach.
         """
+        self._state = state
         self._walk = walk
         self._leaves = {id(leaf): number for number, leaf in enumerate(leaves)}
         self._own = own
@@ -115,9 +119,13 @@ class Results:
             return ("mapping", tuple(x), self._all(x.values()))
         if kind in _PARTS:
             return ("make", kind, self._all(getattr(x, name) for name in _PARTS[kind]))
-        if kind not in _PLAIN and not _is_weakly_referable(x):
+        if kind in _PLAIN or (self._state.reaches(x) and _is_weakly_referable(x)):
+            return ("value", x)
+        handle = tensorflow_internals.handle_of_lazy_read(x)
+        variable = None if handle is None else self._state.variable_with(handle)
+        if variable is None:
             raise Undescribable(f"a result of type {kind.__name__}")
-        return ("value", x)
+        return ("make", tensorflow_internals.lazy_read, (("value", variable),))
 
     def _all(self, items: Any) -> tuple[Recipe, ...]:
         return tuple(self.recipe(item) for item in items)

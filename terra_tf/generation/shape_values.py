@@ -32,9 +32,9 @@ _OF_SHAPES = {
     "Rank": ShapeValue.RANK,
 }
 _COMPUTED_NAMES = """
-Add AddV2 BroadcastGradientArgs Cast ConcatV2 Equal ExpandDims FloorDiv FloorMod GatherV2 Greater GreaterEqual Identity
-Less LessEqual LogicalAnd LogicalNot LogicalOr Max Maximum Min Minimum Mul Neg NotEqual Pack Prod
-RealDiv Reshape Slice Squeeze StridedSlice Sub Sum Unpack
+Add AddV2 BroadcastGradientArgs Cast ConcatV2 Equal ExpandDims FloorDiv FloorMod GatherV2 Greater
+GreaterEqual Identity Less LessEqual LogicalAnd LogicalNot LogicalOr Max Maximum Min Minimum Mul
+Neg NotEqual Pack Prod RealDiv Reshape Slice Squeeze StridedSlice Sub Sum Unpack
 """
 _COMPUTED = frozenset(_COMPUTED_NAMES.split())
 
