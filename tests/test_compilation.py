@@ -84,6 +84,7 @@ def test_explain_says_what_was_rewritten_and_what_is_compiled():
     assert "xla=True" in both and "Grappler makes" in both
 
 
+@pytest.mark.timeout(300)
 def test_xla_compiles_in_fact(tmp_path):
     """TensorFlow logs its first compilation in a process; nothing but the option causes one."""
     script = tmp_path / "script.py"
@@ -115,7 +116,7 @@ def test_xla_compiles_in_fact(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=140,
             check=True,
         ).stderr
         for option in ("xla", "plain")

@@ -191,6 +191,7 @@ class GraphBuilder:
         else:
             before = self._parts.large.before(inputs)
             with self._graph.control_dependencies([] if before is None else [before]):
+                inputs = _summed_in_order(node.op, inputs)
                 operation = tensorflow_internals.create_graph_op(
                     self._graph, node.op, inputs, attrs
                 )
@@ -368,6 +369,19 @@ class GraphBuilder:
         with self._graph.control_dependencies([self._gate, *self._effects]):
             done = self._op("TerraSegmentDone", [self._iteration], slot=self._slots.done(number))
         self._ends.append(done)
+
+
+def _summed_in_order(op: str, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """The inputs of an op, changed so that a sum adds them in the order in which eager does.
+
+    AddN sums into the memory of the first input that nothing else uses any more, and takes this one
+    first: in a graph the order would depend on which of the other ops have already run. Nothing
+    else uses the product, so it always is the one.
+    """
+    numbers = inputs and (inputs[0].dtype.is_floating or inputs[0].dtype.is_complex)
+    if op != "AddN" or len(inputs) < 3 or not numbers:
+        return inputs
+    return [tf.raw_ops.Mul(x=inputs[0], y=tf.ones([], inputs[0].dtype)), *inputs[1:]]
 
 
 def _read_value(op: str, value: tf.Tensor, inputs: list[tf.Tensor], attrs: dict) -> tf.Tensor:
