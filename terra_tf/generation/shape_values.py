@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.effects import Effect
-from terra_tf.tracing.trace import Kind, Node, Output, Outside
+from terra_tf.tracing.trace import Kind, Node, Output, Outside, Trace
 
 
 class ShapeValue(enum.IntEnum):
@@ -50,6 +50,17 @@ def shape_values(sequence: Sequence, uncertain: set[int]) -> dict[int, ShapeValu
     for k, node in enumerate(sequence.trace.nodes):
         found.visit(k, node)
     return found.asked_for()
+
+
+def follow_from_shapes(trace: Trace) -> set[int]:
+    """Outputs of a trace whose values follow from shapes alone, as far as ops tell."""
+    found: set[int] = set()
+    for node in trace.nodes:
+        outputs = [source.index for source in node.inputs if isinstance(source, Output)]
+        computed = node.op in _COMPUTED and outputs and found.issuperset(outputs)
+        if node.op in _OF_SHAPES or computed:
+            found.update(node.outputs)
+    return found
 
 
 class _Finder:
