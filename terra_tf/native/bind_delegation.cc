@@ -85,6 +85,7 @@ Recipe ReadRecipe(py::handle object) {
   } else if (kind == "sequence" || kind == "make") {
     recipe.kind = kind == "make" ? Recipe::Kind::kMake : Recipe::Kind::kSequence;
     recipe.value = MakeSame(spec[1]);
+    if (kind == "make") recipe.keys.push_back(py::reinterpret_borrow<py::object>(spec[1]));
     read_items(spec[2]);
   } else if (kind == "mapping") {
     recipe.kind = Recipe::Kind::kMapping;
@@ -166,6 +167,7 @@ void Learn(Walk& walk, int cursor, py::object function, py::dict spec) {
   }
   call->taped = spec["taped"].cast<bool>();
   call->leaves = spec["leaves"].cast<int>();
+  call->aliases = spec["aliases"].cast<std::vector<int>>();
   call->state = spec["state"].cast<std::shared_ptr<State>>();
   call->nodes = spec["nodes"].cast<std::vector<int>>();
   call->needs_feeds = spec["needs_feeds"].cast<std::vector<int>>();

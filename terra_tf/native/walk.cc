@@ -45,6 +45,7 @@ Walk::~Walk() {
   for (PyObject* value : values_) Py_XDECREF(value);
   for (PyObject* feed : feeds_) Py_XDECREF(feed);
   for (PyObject* tape : tapes_) Py_XDECREF(tape);
+  for (PyObject* tensor : watched_) Py_DECREF(tensor);
   DropBindings();
   Py_XDECREF(on_fallback_);
 }
@@ -649,6 +650,8 @@ void Walk::Close() {
   iteration->walk = nullptr;
   for (PyObject* tape : tapes_) Py_XDECREF(tape);
   tapes_.clear();
+  for (PyObject* tensor : watched_) Py_DECREF(tensor);
+  watched_.clear();
   if (!iteration->closed) iteration->Cancel();  // nobody will open its gates any more
   Py_CLEAR(on_fallback_);
   while (DropDead(cursor_)) {

@@ -132,6 +132,7 @@ class Walk {
   // A digest of the sizes of what a node has taken from feeds and made, where the trace leaves them
   // open. (An output nobody holds has the sizes that follow from these.)
   uint64_t SizesDigest(int k) const;
+  TapeEvent Settled(TapeEvent event) const;
   bool TapeStart(int number, int* event, int* node) const;
   bool SameTape(const DelegatedCall& call, int number) const;
   long long WhichTensor(PyObject* tensor) const;
@@ -190,6 +191,7 @@ class Walk {
   std::vector<Binding> bindings_;  // of the node that is being compared
   std::vector<PyObject*> tapes_;   // that were made in the walk (owned); null once they are dead
   std::vector<TapeEvent> tape_events_;
+  std::vector<PyObject*> watched_;  // tensors from outside that tapes watch (owned)
   bool library_checked_ = false;
 };
 
