@@ -67,7 +67,8 @@ TapeEvent Walk::Settled(TapeEvent event) const {
   return event;
 }
 
-uint64_t Walk::SizesDigest(int k) const {
+uint64_t Walk::SourcesDigest(int k) const {
+  if (tape_events_.empty()) return 0;  // nobody will ask
   const Node& node = program->nodes[k];
   uint64_t digest = 0;
   auto mix = [&](uint64_t x) { digest = (digest ^ (x + 0x9e3779b97f4a7c15)) * 0xff51afd7ed558ccd; };
@@ -91,6 +92,9 @@ uint64_t Walk::SizesDigest(int k) const {
     if ((*program->outputs)[output].static_shape && !node.in_place) continue;
     PyObject* made = values_[output];
     if (made != nullptr && EagerTensor_CheckExact(made)) mix_tensor(made);
+  }
+  for (int feed : node.feeds) {
+    if (feeds_[feed] != nullptr) mix(WhichTensor(feeds_[feed]));
   }
   for (int feed : node.open_feeds) {
     if (feeds_[feed] != nullptr) mix_tensor(feeds_[feed]);

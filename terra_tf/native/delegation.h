@@ -95,7 +95,7 @@ struct DelegatedCall {
   std::vector<TapeStep> tape_steps;  // what the call does to tapes, in order
   std::vector<TapeEvent> tape;      // kTape: what the tape has been through, from its start
   std::vector<int> tape_nodes;      // the nodes since then
-  std::vector<uint64_t> tape_sizes;  // and the sizes of what these made; see Walk::SizesDigest
+  std::vector<uint64_t> tape_sizes;  // and the sizes of what these made; see Walk::SourcesDigest
   // What follows from the sizes of the arguments: (output, a tensor with its value).
   std::vector<std::pair<int, pybind11::object>> shape_values;
   std::vector<Assignment> assignments;
