@@ -16,8 +16,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from pipeline import tensorflow_internals
 from pipeline.errors import ModelError
-from pipeline.runtime.model import Item, Key, Model, RandomStates, raw
+from pipeline.runtime.model import Item, Key, Model, raw
+from pipeline.runtime.random_numbers import RandomStates
 from pipeline.runtime.structure import Spec, flatten_with_masks
 
 
@@ -142,7 +144,11 @@ class StageBody:
         ]
         mapping = [(variable, values[id(variable)]) for variable in variables]
         mapping += self.random.mapping(item, seeds)
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+        with (
+            keras.StatelessScope(mapping, collect_losses=True) as scope,
+            self.random.tensorflow_ops(item, seeds),
+            tensorflow_internals.inner_functions("copy" if tf.executing_eagerly() else "inline"),
+        ):
             outputs = item.call(inputs, training)
         for variable in variables:
             if not variable.trainable:

@@ -9,29 +9,20 @@ is the same on every rank and names it in messages and checkpoints.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import random
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from pipeline import tensorflow_internals
 from pipeline.errors import ModelError
+from pipeline.runtime.random_numbers import building_numbers, derived_seed
 from pipeline.runtime.structure import Spec, spec_of
 
 Key = tuple[int, int]
 """A variable's global name: the first item that holds it, and its number among that one's."""
-
-
-def derived_seed(*parts: Any) -> int:
-    """A number below 2**31 that only depends on the parts."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & 0x7FFFFFFF
 
 
 class Item:
@@ -120,7 +111,7 @@ class Item:
         """
         if not self.is_built:
             self._seed_initializers(seed)
-        with _seeded(derived_seed("build", seed, self.index)):
+        with building_numbers(derived_seed("build", seed, self.index)):
             return output_spec(self, spec)
 
     def _seed_initializers(self, seed: int) -> None:
@@ -144,21 +135,9 @@ def output_spec(item: Item, spec: Spec) -> Spec:
     def trace(*flat: tf.Tensor) -> None:
         outputs.append(spec_of(item.call(spec.pack(list(flat)), training=True)))
 
-    tf.function(trace, autograph=False).get_concrete_function(*spec.tensor_specs())
+    with tensorflow_internals.inner_functions("inline"):
+        tf.function(trace, autograph=False).get_concrete_function(*spec.tensor_specs())
     return outputs[-1]
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seeds Python's and NumPy's random numbers inside, as layers that build others draw them."""
-    python, array = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(array)
 
 
 def _is_holder(thing: Any) -> bool:
@@ -278,41 +257,3 @@ class Model:
 def raw(variable: Any) -> tf.Variable:
     """The `tf.Variable` behind a variable of Keras 3; other variables are returned as they are."""
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-class RandomStates:
-    """The states of the random numbers that some items draw, set anew for every micro-batch.
-
-    A mask then depends on the pipeline's seed, the item's index, the layer's own seed, the step and
-    the micro-batch, and on nothing that differs between schedules, partitions or runs.
-    """
-
-    def __init__(self, items: Sequence[Item], seed: int) -> None:
-        # For each state: the item, the variable and what it is derived from.
-        self.states: list[tuple[Item, keras.Variable, tuple[Any, ...]]] = []
-        for item in items:
-            number = 0
-            for layer in item.keras_layers():
-                for generator in tensorflow_internals.seed_generators(layer):
-                    own = tensorflow_internals.own_seed(generator)
-                    origin = (seed, item.index, number, own)
-                    self.states.append((item, generator.state, origin))
-                    number += 1
-            shared = tensorflow_internals.global_seed_state()
-            self.states.append((item, shared, (seed, item.index, "global")))
-
-    def values(self, step: int, microbatch: int) -> np.ndarray:
-        """The states for a micro-batch: uint32, one row of two for each of `states`."""
-        rows = [
-            hashlib.blake2b(repr((*origin, step, microbatch)).encode(), digest_size=8).digest()
-            for _, _, origin in self.states
-        ]
-        return np.frombuffer(b"".join(rows), np.uint32).reshape(-1, 2)
-
-    def mapping(self, item: Item, values: tf.Tensor) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """The item's states with their values, as `keras.StatelessScope` takes them."""
-        return [
-            (variable, values[row])
-            for row, (other, variable, _) in enumerate(self.states)
-            if other is item
-        ]
