@@ -32,6 +32,16 @@ def sublayers(layer: Any) -> list[Any]:
     return list(layer._flatten_layers())
 
 
+def clear_added_losses(layer: Any) -> None:
+    """Forgets what earlier calls of a Keras 3 layer added as losses (`Layer._clear_losses`)."""
+    layer._clear_losses()
+
+
+def added_losses(layer: Any) -> list[Any]:
+    """What a Keras 3 layer and those in it added by `add_loss` (`Layer._get_own_losses`)."""
+    return [loss for part in sublayers(layer) for loss in part._get_own_losses()]
+
+
 def seed_generators(layer: Any) -> list[keras.random.SeedGenerator]:
     """The sources of random numbers of a Keras 3 layer itself (`Layer._seed_generators`)."""
     return list(layer._seed_generators)
@@ -186,9 +196,7 @@ def _gamma(seed: tf.Tensor, shape: Any, alpha: Any, **_: Any) -> tf.Tensor:
     return tf.random.stateless_gamma(shape, seed, alpha, dtype=alpha.dtype)
 
 
-def _poisson(
-    seed: tf.Tensor, shape: Any, rate: Any, dtype: Any = tf.int64, **_: Any
-) -> tf.Tensor:
+def _poisson(seed: tf.Tensor, shape: Any, rate: Any, dtype: Any = tf.int64, **_: Any) -> tf.Tensor:
     rate = tf.convert_to_tensor(rate)
     shape = tf.concat([shape, tf.shape(rate)], 0)
     return tf.random.stateless_poisson(shape, seed, rate, dtype=dtype)

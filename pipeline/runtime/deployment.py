@@ -25,7 +25,7 @@ from pipeline.communication.process_sets import process_set
 from pipeline.communication.transport import Transport, encode
 from pipeline.errors import ModelError
 from pipeline.runtime.body import StageBody
-from pipeline.runtime.eager_stage import EagerStage
+from pipeline.runtime.eager_stage import CoexecutedStage, EagerStage
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.model import Key, Model, raw
 from pipeline.runtime.optimizer import Group, StateAverage, Updater
@@ -278,15 +278,18 @@ class Deployment:
     def _make_stage(
         self, body: StageBody, accumulators: list[tf.Variable], sends_back: bool
     ) -> Stage:
-        splits = self._request.schedule.splits_backward
+        policy = (
+            self._request.recompute[self._place.stage],
+            self._request.schedule.splits_backward,
+            sends_back,
+        )
         if self._request.stage_mode == "function":
-            recompute = self._request.recompute[self._place.stage]
-            return FunctionStage(body, accumulators, recompute, splits, sends_back)
-        if self._request.stage_mode == "terra":
-            import terra_tf
+            return FunctionStage(body, accumulators, *policy)
+        if self._request.stage_mode == "eager":
+            return EagerStage(body, accumulators, *policy)
+        import terra_tf
 
-            return EagerStage(body, accumulators, splits, sends_back, terra_tf.function)
-        return EagerStage(body, accumulators, splits, sends_back)
+        return CoexecutedStage(body, accumulators, *policy, terra_tf.function)
 
     # --- bringing things together --------------------------------------------------------------
 

@@ -90,6 +90,9 @@ class EagerTape:
     Args:
         inputs: tensors that come from outside and may be in the stash.
         sources: which of these, and which variables, gradients are wanted for.
+
+    Attributes:
+        end_types: of what will be differentiated.
     """
 
     def __init__(self, inputs: Sequence[tf.Tensor], sources: Sequence[Any]) -> None:
@@ -97,7 +100,7 @@ class EagerTape:
         self._sources = [getattr(source, "handle", source) for source in sources]
         self._ops: list[_Op] = []
         self._weights = {id(s) for s in self._sources if s.dtype == tf.resource}
-        self._numbers: dict[int, int] = {}
+        self.end_types: list[tf.DType] = []
         self._ends: list[int | None] = []
         self._recording: Any = None
 
@@ -165,6 +168,7 @@ class EagerTape:
                 op.output_numbers.append(number)
             passed.append(op)
         self._ends = [numbers.get(id(end)) for end in ends]
+        self.end_types = [end.dtype for end in ends]
         wanted = set(self._ends)
         needed = []
         for op in reversed(passed):
@@ -376,8 +380,6 @@ def _reads(op: _Op) -> tuple[frozenset[int], frozenset[int]]:
             None if none and position else _zeros(spec)
             for position, spec in enumerate(op.output_specs)
         ]
-        tensorflow_internals.op_gradient(
-            op.type, op.attrs, inputs, outputs, outgoing, op.skipped
-        )
+        tensorflow_internals.op_gradient(op.type, op.attrs, inputs, outputs, outgoing, op.skipped)
         _read_by[kind] = frozenset(inputs.read), frozenset(outputs.read)
     return _read_by[kind]

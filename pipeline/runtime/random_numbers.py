@@ -107,6 +107,16 @@ class RandomStates:
         ]
 
     @contextmanager
+    def keras_state_kept(self) -> Iterator[None]:
+        """Puts the state of `keras.random` calls outside the pipeline back afterwards."""
+        shared = tensorflow_internals.global_seed_state()
+        before = tf.identity(shared.value)
+        try:
+            yield
+        finally:
+            shared.assign(before)
+
+    @contextmanager
     def tensorflow_ops(self, item: Item, values: tf.Tensor) -> Iterator[None]:
         """Has TensorFlow's random ops inside draw what the item's row says."""
         row = next(n for n, (o, v, _) in enumerate(self.states) if o is item and v is None)

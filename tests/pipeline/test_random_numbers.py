@@ -21,8 +21,10 @@ INNER = tf.function(lambda x: tf.nn.dropout(x, 0.5))
 def loop(x):
     """Draws in every turn of a loop, in a graph a loop of the graph's."""
     return tf.while_loop(
-        lambda i, y: i < 3, lambda i, y: (i + 1, tf.concat([y, tf.random.normal([1, 8])], 0)),
-        [0, x], shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, 8])],
+        lambda i, y: i < 3,
+        lambda i, y: (i + 1, tf.concat([y, tf.random.normal([1, 8])], 0)),
+        [0, x],
+        shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, 8])],
     )[1]
 
 
