@@ -57,6 +57,11 @@ def own_seed(generator: keras.random.SeedGenerator) -> int | None:
     return generator._initial_seed
 
 
+def make_legacy_slots(optimizer: Any, variables: list[tf.Variable]) -> None:
+    """Makes what a `tf_keras.optimizers.legacy` optimizer keeps (`_create_all_weights`)."""
+    optimizer._create_all_weights(variables)
+
+
 def initializer_seed(initializer: Any) -> Any:
     """The seed that the user gave to an initializer, or None (`_init_seed`)."""
     return getattr(initializer, "_init_seed", None)

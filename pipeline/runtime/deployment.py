@@ -30,6 +30,7 @@ from pipeline.runtime.executor import Executor
 from pipeline.runtime.model import Key, Model, raw
 from pipeline.runtime.optimizer import Group, StateAverage, Updater
 from pipeline.runtime.partition import balanced_cuts, check_cuts, measure_costs, uniform_cuts
+from pipeline.runtime.places import Place
 from pipeline.runtime.stage import FunctionStage, Stage
 from pipeline.runtime.structure import Spec, decode, spec_of
 from pipeline.schedules import Schedule
@@ -62,29 +63,6 @@ class Request:
     partition: str | Sequence[int]
     stage_mode: str
     name: str
-
-
-@dataclass
-class Place:
-    """Where this process is.
-
-    Attributes:
-        rank: Horovod's.
-        stage: the line of the schedule that it runs.
-        replica: which of the pipelines that train side by side.
-        num_stages: p.
-        num_replicas: r.
-    """
-
-    rank: int
-    stage: int
-    replica: int
-    num_stages: int
-    num_replicas: int
-
-    def peer(self, stage: int) -> int:
-        """Horovod's rank of another stage of this replica."""
-        return self.replica * self.num_stages + stage
 
 
 class Deployment:
@@ -231,7 +209,7 @@ class Deployment:
                 users.setdefault(id(weight), set()).add(chunk)
         found: list[int | None] = []
         for weight in self.weights:
-            stages = {rank % self._place.num_stages for rank in self.holders[self.keys[id(weight)]]}
+            stages = set(map(self._place.stage_of, self.holders[self.keys[id(weight)]]))
             alone = len(users[id(weight)]) == len(stages) == 1
             found.append(min(users[id(weight)]) if alone else None)
         return found

@@ -277,7 +277,8 @@ def batch_norm_and_dropout_agree_between_policies():
         made = []
         for _ in range(4):
             made += [
-                keras.layers.Dense(8),
+                # With a bias before it, a batch norm would make gradients of nothing but noise.
+                keras.layers.Dense(8, use_bias=False),
                 keras.layers.BatchNormalization(momentum=0.8),
                 lambda x: tf.nn.dropout(tf.tanh(x), 0.2),
                 keras.layers.Dropout(0.2),
