@@ -102,17 +102,18 @@ class Item:
         except (TypeError, ValueError):
             return False
 
-    def build(self, spec: Spec, seed: int) -> Spec:
+    def build(self, spec: Spec, seed: int, eagerly: bool = False) -> Spec:
         """Makes its variables, unless they exist, and returns the spec of its output.
 
         Args:
             spec: of its input.
             seed: the pipeline's; with the item's index it determines all initial values.
+            eagerly: whether to run it on zeros, since it may not be fit for a graph.
         """
         if not self.is_built:
             self._seed_initializers(seed)
         with building_numbers(derived_seed("build", seed, self.index)):
-            return output_spec(self, spec)
+            return _output_of_zeros(self, spec) if eagerly else output_spec(self, spec)
 
     def _seed_initializers(self, seed: int) -> None:
         """Gives initializers that the user left without a seed one that all ranks agree on."""
@@ -138,6 +139,22 @@ def output_spec(item: Item, spec: Spec) -> Spec:
     with tensorflow_internals.inner_functions("inline"):
         tf.function(trace, autograph=False).get_concrete_function(*spec.tensor_specs())
     return outputs[-1]
+
+
+def _output_of_zeros(item: Item, spec: Spec) -> Spec:
+    """What the item returns for one sample of zeros, as Python; its states stay as they are."""
+    zeros = [
+        tf.zeros([1 if size is None else size for size in part.shape], part.dtype)
+        for part in spec.tensor_specs()
+    ]
+    states = [raw(variable) for variable in item.variables(False)] if item.is_built else []
+    before = [tf.identity(state) for state in states]
+    try:
+        # Not as in training, so that an item which is built here starts with its initial states.
+        return spec_of(item.call(spec.pack(zeros), training=False))
+    finally:
+        for state, value in zip(states, before, strict=True):
+            state.assign(value)
 
 
 def _is_holder(thing: Any) -> bool:
@@ -179,13 +196,14 @@ class Model:
     Args:
         layers: the user's list, or a `Sequential`.
         seed: the pipeline's seed.
+        eager: whether items run as Python, and so need not be fit for a graph.
 
     Raises:
         TypeError: if it is no list, or an entry is not callable.
         ValueError: if there is none.
     """
 
-    def __init__(self, layers: Any, seed: int) -> None:
+    def __init__(self, layers: Any, seed: int, eager: bool = False) -> None:
         if isinstance(layers, keras.Model) and not isinstance(layers, keras.Sequential):
             raise TypeError(
                 f"the model is a {type(layers).__name__}, whose layers need not follow each other; "
@@ -195,6 +213,7 @@ class Model:
         if not entries:
             raise ValueError("the model has no layers")
         self.seed = seed
+        self.eager = eager
         self.items = [Item(index, layer) for index, layer in enumerate(entries)]
         self._find_dependencies()
 
@@ -224,9 +243,9 @@ class Model:
         for item in self.items[begin:end]:
             for other in item.dependencies:
                 if other < begin and not self.items[other].is_built:
-                    self.items[other].build(specs[other], self.seed)
+                    self.items[other].build(specs[other], self.seed, self.eager)
             try:
-                after = item.build(specs[item.index], self.seed)
+                after = item.build(specs[item.index], self.seed, self.eager)
                 specs[item.index + 1 :] = [after, *specs[item.index + 2 :]]
             except Exception as error:
                 raise ModelError(

@@ -126,7 +126,7 @@ class Pipeline:
         self.stage, self.replica = self._place.stage, self._place.replica
         self.steps = 0
         self._request = Request(
-            Model(layers, seed),
+            Model(layers, seed, eager=stage_mode != "function"),
             loss,
             optimizer,
             self.schedule,
