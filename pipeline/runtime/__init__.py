@@ -1,7 +1,8 @@
 """The runtime: from a list of layers and a schedule to training steps in real processes.
 
-pipeline      `Pipeline`, what a user calls
-settings, places, connection, deployment    what happens before the first step
+pipeline, calls                     `Pipeline`, what a user calls
+settings, places, connection,
+deployment                          what happens before the first step
 model, structure, partition         the list of layers, what flows, where it is cut
 body, random_numbers                what a stage computes
 graph_cut, plan, stage              how its passes are compiled
