@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras.src.random import seed_generator
 from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import backprop, backprop_util, context, execute, record
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 from tensorflow.python.framework import op_def_registry, ops, random_seed
@@ -332,7 +333,9 @@ def _install_inner_functions() -> None:
                 function = autograph_util.py_func_from_autograph(
                     function, self._experimental_autograph_options
                 )
-            return function(*args, **kwargs)
+            converts = ag_ctx.Status.ENABLED if self._autograph else ag_ctx.Status.DISABLED
+            with ag_ctx.ControlStatusCtx(converts):
+                return function(*args, **kwargs)
         if way == "copy" and tf.executing_eagerly():
             copies = _inner_functions.copies
             if self not in copies:
@@ -393,8 +396,24 @@ class _RecordWatch(threading.local):
 _watch = _RecordWatch()
 
 
+def _read(argument: Any) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return type(argument)(map(_read, argument)) if type(argument) in (list, tuple) else argument
+    return argument.value() if isinstance(argument, tf.Variable) else argument
+
+
 @functools.cache
 def _install_record_watch() -> None:
+    fast_path = pywrap_tfe.TFE_Py_FastPathExecute
+
+    @functools.wraps(fast_path)
+    def with_variables_read(ctx: Any, op_type: str, name: Any, *args: Any) -> Any:
+        # It would read variables itself and tell nobody.
+        if _watch.on_op is not None:
+            args = tuple(map(_read, args))
+        return fast_path(ctx, op_type, name, *args)
+
+    pywrap_tfe.TFE_Py_FastPathExecute = with_variables_read
     original, record_op = record.record_operation, execute.record_gradient
 
     @functools.wraps(record_op)

@@ -16,7 +16,7 @@ from pipeline.communication.hub import Hub
 from pipeline.communication.transport import Transport
 from pipeline.errors import CommunicationError, PipelineError, UsageError
 from pipeline.runtime.batches import check_batch, num_samples, sizes_of, split
-from pipeline.runtime.calls import CallGuard, one_thread
+from pipeline.runtime.calls import CallGuard, guarded_call
 from pipeline.runtime.connection import connect
 from pipeline.runtime.deployment import Deployment, Request
 from pipeline.runtime.executor import StepData, StepResult
@@ -139,7 +139,7 @@ class Pipeline:
         self._accumulate = accumulate
         self._metrics = Metrics(metrics)
         self._broken: str | None = None
-        self._guard = CallGuard()
+        self._guard = CallGuard(may_coexecute=stage_mode == "terra")
         self._transport: Transport = connect(
             self.schedule, self._place, size, transport, float(timeout), self._request.name
         )
@@ -156,7 +156,7 @@ class Pipeline:
 
     # --- training ------------------------------------------------------------------------------
 
-    @one_thread
+    @guarded_call
     def train_step(self, x: Any, y: Any, sample_weight: Any = None) -> float:
         """Trains on one batch.
 
@@ -244,7 +244,7 @@ class Pipeline:
 
     # --- evaluation ----------------------------------------------------------------------------
 
-    @one_thread
+    @guarded_call
     def evaluate(self, x: Any, y: Any, sample_weight: Any = None) -> float:
         """The mean loss of the global batch without training, on every rank.
 
@@ -260,7 +260,7 @@ class Pipeline:
             self._metrics.update(self._hub, self._is_last, result, data, self._place)
             return float(rows[:, 0].sum()) / total
 
-    @one_thread
+    @guarded_call
     def predict(self, x: Any, gather: bool = False) -> Any:
         """The model's outputs for this replica's x.
 
@@ -291,13 +291,13 @@ class Pipeline:
 
     # --- weights and state ---------------------------------------------------------------------
 
-    @one_thread
+    @guarded_call
     def build(self, x: Any) -> None:
         """Places and builds the model for inputs like `x`, as the first call would."""
         with self._together("build"):
             self._deployed(x, num_samples(x, "x"))
 
-    @one_thread
+    @guarded_call
     def gather_weights(self) -> dict[str, np.ndarray] | None:
         """Brings all weights to rank 0: into its layer objects where these are built.
 
@@ -307,7 +307,7 @@ class Pipeline:
         with self._together("gather_weights"):
             return self._need_deployment().gather_weights()
 
-    @one_thread
+    @guarded_call
     def save(self, path: Any) -> None:
         """Writes a checkpoint that loads with any number of stages; see `checkpoint`."""
         from pipeline.runtime import checkpoint
@@ -315,7 +315,7 @@ class Pipeline:
         with self._together("save"):
             checkpoint.save(path, self._need_deployment(), self._state())
 
-    @one_thread
+    @guarded_call
     def restore(self, path: Any) -> None:
         """Reads a checkpoint; before the first batch, it takes effect when the model is built."""
         from pipeline.runtime import checkpoint
@@ -344,7 +344,7 @@ class Pipeline:
             shown.rows = list(self._report.rows)
         return shown
 
-    @one_thread
+    @guarded_call
     def timeline(self) -> Any:
         """The course of the latest step on all ranks, as `pipeline.simulate` would return it.
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from pipeline import tensorflow_internals
 from pipeline.runtime.eager_tape import EagerTape
+from pipeline.runtime.model import raw
 
 RANDOM = np.random.default_rng(0)
 X = tf.constant(RANDOM.normal(size=(3, 4, 8)).astype("float32"))
@@ -29,8 +30,26 @@ def several(x):
     return tf.concat([a * b, tf.stop_gradient(a) * b, values, a[:, :, ::2]], -1) + tf.zeros([1])
 
 
+class Module(tf.Module):
+    """Uses variables as they are, whole, in parts, in lists, more than once."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = tf.Variable(RANDOM.normal(size=8).astype("float32"))
+        self.matrix = tf.Variable(RANDOM.normal(size=(8, 8)).astype("float32"))
+        self.table = tf.Variable(RANDOM.normal(size=(9, 8)).astype("float32"))
+
+    def __call__(self, x):
+        rows = tf.nn.embedding_lookup(self.table, [[1, 2, 3, 1]] * 3)
+        y = tf.concat([x * self.scale, x @ self.matrix, rows], -1) + self.matrix[0, 0]
+        return y * tf.concat([self.scale, self.scale, self.scale + 1.0], 0) + tf.add_n(
+            [self.scale[0], self.scale[1]]
+        )
+
+
 # Name → input, layers.
 PROGRAMS = {
+    "module": (X, [Module()]),
     "dense": (X, [keras.layers.Dense(5, "gelu"), keras.layers.Dense(3, "silu")]),
     "attention": (X, [keras.layers.MultiHeadAttention(2, 4), keras.layers.LayerNormalization()]),
     "convolution": (
@@ -69,9 +88,9 @@ def call(layers, x):
 
 def weights_of(layers):
     return [
-        weight.value
+        raw(weight)
         for layer in layers
-        if isinstance(layer, keras.Layer)
+        if hasattr(layer, "trainable_variables")
         for weight in layer.trainable_variables
     ]
 
