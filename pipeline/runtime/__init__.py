@@ -1,6 +1,6 @@
 """The runtime: from a list of layers and a schedule to training steps in real processes.
 
-pipeline, calls                     `Pipeline`, what a user calls
+pipeline, coexecution               `Pipeline`, what a user calls
 settings, places, connection,
 deployment                          what happens before the first step
 model, structure, partition         the list of layers, what flows, where it is cut

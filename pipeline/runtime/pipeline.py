@@ -16,7 +16,7 @@ from pipeline.communication.hub import Hub
 from pipeline.communication.transport import Transport
 from pipeline.errors import CommunicationError, PipelineError, UsageError
 from pipeline.runtime.batches import check_batch, num_samples, sizes_of, split
-from pipeline.runtime.calls import CallGuard, guarded_call
+from pipeline.runtime.coexecution import plainly
 from pipeline.runtime.connection import connect
 from pipeline.runtime.deployment import Deployment, Request
 from pipeline.runtime.executor import StepData, StepResult
@@ -42,8 +42,8 @@ class Pipeline:
             loss = pipe.train_step(x, y)
 
     All ranks make it with the same arguments, after `hvd.init()`, and call its methods equally
-    often, from one thread at a time; each rank of a replica passes the same x and y, replicas pass
-    different ones. Layers are built at the first call, each only on the rank where it is placed.
+    often; each rank of a replica passes the same x and y, replicas pass different ones. Layers are
+    built at the first call, each only on the rank where it is placed.
 
     Args:
         layers: the whole model, a list of Keras layers and callables or a `Sequential`.
@@ -139,7 +139,6 @@ class Pipeline:
         self._accumulate = accumulate
         self._metrics = Metrics(metrics)
         self._broken: str | None = None
-        self._guard = CallGuard(may_coexecute=stage_mode == "terra")
         self._transport: Transport = connect(
             self.schedule, self._place, size, transport, float(timeout), self._request.name
         )
@@ -156,7 +155,6 @@ class Pipeline:
 
     # --- training ------------------------------------------------------------------------------
 
-    @guarded_call
     def train_step(self, x: Any, y: Any, sample_weight: Any = None) -> float:
         """Trains on one batch.
 
@@ -244,7 +242,6 @@ class Pipeline:
 
     # --- evaluation ----------------------------------------------------------------------------
 
-    @guarded_call
     def evaluate(self, x: Any, y: Any, sample_weight: Any = None) -> float:
         """The mean loss of the global batch without training, on every rank.
 
@@ -260,7 +257,6 @@ class Pipeline:
             self._metrics.update(self._hub, self._is_last, result, data, self._place)
             return float(rows[:, 0].sum()) / total
 
-    @guarded_call
     def predict(self, x: Any, gather: bool = False) -> Any:
         """The model's outputs for this replica's x.
 
@@ -291,13 +287,11 @@ class Pipeline:
 
     # --- weights and state ---------------------------------------------------------------------
 
-    @guarded_call
     def build(self, x: Any) -> None:
         """Places and builds the model for inputs like `x`, as the first call would."""
         with self._together("build"):
             self._deployed(x, num_samples(x, "x"))
 
-    @guarded_call
     def gather_weights(self) -> dict[str, np.ndarray] | None:
         """Brings all weights to rank 0: into its layer objects where these are built.
 
@@ -307,7 +301,6 @@ class Pipeline:
         with self._together("gather_weights"):
             return self._need_deployment().gather_weights()
 
-    @guarded_call
     def save(self, path: Any) -> None:
         """Writes a checkpoint that loads with any number of stages; see `checkpoint`."""
         from pipeline.runtime import checkpoint
@@ -315,7 +308,6 @@ class Pipeline:
         with self._together("save"):
             checkpoint.save(path, self._need_deployment(), self._state())
 
-    @guarded_call
     def restore(self, path: Any) -> None:
         """Reads a checkpoint; before the first batch, it takes effect when the model is built."""
         from pipeline.runtime import checkpoint
@@ -344,7 +336,6 @@ class Pipeline:
             shown.rows = list(self._report.rows)
         return shown
 
-    @guarded_call
     def timeline(self) -> Any:
         """The course of the latest step on all ranks, as `pipeline.simulate` would return it.
 
@@ -444,7 +435,7 @@ class Pipeline:
         if self._broken:
             raise PipelineError(f"this pipeline cannot go on: {self._broken}")
         try:
-            with tensorflow_internals.exact_graphs():
+            with tensorflow_internals.exact_graphs(), plainly(self._request.stage_mode):
                 yield
         except UsageError:
             raise

@@ -3,11 +3,9 @@
 Run by `test_modes.py`. What differs is in units of each tensor's largest magnitude.
 """
 
-import gc
 import random
 import sys
 import threading
-import weakref
 
 import horovod.tensorflow as hvd
 import keras
@@ -18,7 +16,6 @@ from ranks_common import (
     call,
     case,
     compare,
-    crossentropy,
     data,
     difference,
     gpt,
@@ -31,7 +28,6 @@ from ranks_common import (
     train,
 )
 
-import pipeline
 import terra_tf
 
 MODES = ("function", "eager", "terra")
@@ -307,79 +303,6 @@ def several_pipelines_take_turns():
     found["evaluate on fewer"] = difference(small.evaluate(*batches[0]), one.evaluate(*batches[0]))
     del trained
     return found
-
-
-@case
-def pipelines_give_their_memory_back():
-    """A pipeline that nobody holds is gone: its objects, its threads, its sockets."""
-    import os
-
-    def run():
-        layers = mlp()
-        pipe = make(layers, sgd(), schedule="bpipe")
-        pipe.train_step(*data(1, 16)[0])
-        return (
-            weakref.ref(pipe),
-            weakref.ref(pipe._deployment),
-            weakref.ref(pipe._deployment.updater),
-        )
-
-    def threads():
-        return len(os.listdir("/proc/self/task"))
-
-    run()
-    gc.collect()
-    before = threads()
-    alive = []
-    for _ in range(3):
-        references = run()
-        gc.collect()
-        alive.append(sum(reference() is not None for reference in references))
-    return {"alive": max(alive), "threads": threads() - before}
-
-
-@case
-def calls_from_two_threads_are_refused():
-    pipe = make(mlp(), sgd(), schedule="1f1b")
-    x, y = data(1, 16)[0]
-    pipe.train_step(x, y)
-    inside, go = threading.Event(), threading.Event()
-    found = []
-
-    def loss(y_true, y_pred):
-        return crossentropy(y_true, y_pred)
-
-    original = pipe._deployment.executor.train
-
-    def slow(*args, **kwargs):
-        inside.set()
-        go.wait(20)
-        return original(*args, **kwargs)
-
-    pipe._deployment.executor.train = slow
-
-    def first():
-        found.append(pipe.train_step(x, y))
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    inside.wait(20)
-    errors = []
-    for method in (pipe.train_step, pipe.evaluate):
-        try:
-            method(x, y)
-        except pipeline.PipelineError as error:
-            errors.append(str(error))
-    go.set()
-    thread.join(30)
-    pipe._deployment.executor.train = original
-    after = pipe.train_step(x, y)  # nothing is broken
-    return {
-        "errors": len(errors),
-        "named": all("another thread" in error for error in errors),
-        "loss": found[0],
-        "after": after,
-    }
 
 
 if __name__ == "__main__":
