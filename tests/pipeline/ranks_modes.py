@@ -89,11 +89,11 @@ def stage_modes_equal_one_process():
     worst = {}
     for mode in MODES:
         for schedule in ("bpipe", "1f1b", "v-half"):
-            truth = one_process(gpt(rate=0.0), sgd(), tokens(4))
+            truth = one_process(gpt(rate=0.0), sgd(), tokens(3))
             options = {"stage_mode": mode, "schedule": schedule, "num_microbatches": 8}
             if schedule == "v-half":
                 options.update(num_stages=2, partition=[1, 3, 5], num_microbatches=4)
-            pipe, losses = train(gpt(rate=0.0), sgd(), tokens(4), **options)
+            pipe, losses = train(gpt(rate=0.0), sgd(), tokens(3), **options)
             for key, value in compare(pipe, losses, truth).items():
                 worst[f"{mode} {key}"] = max(worst.get(f"{mode} {key}", 0.0), value)
             pipe.close()
@@ -175,7 +175,7 @@ def stages_with_branches_of_python_train():
 def terra_around_the_training_loop():
     """`terra.function` around a step of the user's that calls `train_step`, and other work."""
     result = {}
-    batches = tokens(8)
+    batches = tokens(5)
     for mode in MODES:
         truth = one_process(gpt(rate=0.0), sgd(), batches)
         pipe = make(gpt(rate=0.0), sgd(), schedule="bpipe", stage_mode=mode)
