@@ -132,6 +132,9 @@ class RandomStates:
         }
 
 
+_INSIDE = 1 << 40  # added to seeds of what is counted by a variable for a graph
+
+
 class _Counters(threading.local):
     """The variable that counts in this thread, where one was needed. Functions may capture it."""
 
@@ -168,7 +171,9 @@ class Draws:
             self._count += 1
             return self._row + tf.constant([self._count, own], tf.int64)
         counted = self._counter().assign_add(tf.constant([1, 0], tf.int64))
-        return tf.convert_to_tensor(counted) + tf.constant([0, own], tf.int64)
+        # Inside a graph, both ways of counting are in use.
+        apart = 0 if self._graph is None else _INSIDE
+        return tf.convert_to_tensor(counted) + tf.constant([0, own + apart], tf.int64)
 
     def _counter(self) -> tf.Variable:
         if _counters.variable is None:

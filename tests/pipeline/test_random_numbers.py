@@ -97,6 +97,24 @@ def test_what_is_drawn_depends_on_seed_item_step_and_microbatch(name):
     assert len({other.tobytes() for other in others}) == len(others)
 
 
+@pytest.mark.parametrize("name", sorted(set(DRAWING) - {"loop"}))
+def test_python_draws_what_the_graph_draws(name):
+    body = make_body([DRAWING[name]()])
+    values = body.random.values(2, 3)
+    seeds = body.random.python_seeds(values)
+    found = [body.run_in_place([X], tf.constant(values), seeds, True).outputs[0] for _ in range(2)]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], draw(body, 2, 3))
+
+
+def test_draws_before_and_in_a_loop_differ():
+    def both(x):
+        return tf.concat([tf.random.normal([1, 8]), loop(x)[16:]], 0)
+
+    rows = draw(make_body([both]))
+    assert len({row.tobytes() for row in rows}) == 4
+
+
 def test_items_draw_the_same_wherever_the_model_is_cut():
     layers = [lambda x: tf.nn.dropout(x, 0.5), Noise(), lambda x: tf.nn.dropout(x, 0.1)]
     whole = draw(make_body(layers))
