@@ -12,9 +12,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pipeline.commands import estimate, run, schedule, simulate, validate
+from pipeline.commands import estimate, place, run, schedule, simulate, validate
 
-SUBCOMMANDS = (schedule, validate, simulate, estimate, run)
+SUBCOMMANDS = (schedule, validate, simulate, estimate, place, run)
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 

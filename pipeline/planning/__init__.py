@@ -1,0 +1,66 @@
+"""The planner: which parallelism to launch, and where each operation should run.
+
+    graph = OpGraph.profile(step, x, y)                   # measured, or OpGraph.load(path)
+    placement = place(graph, Cluster.uniform(2, bandwidth=50e9), seconds=60)
+    print(placement)
+    placed = execute(placement, step)                     # the same results, on both devices
+
+After Pal et al., "Optimizing Multi-GPU Parallelization Strategies for Deep Learning Training"
+(arXiv 1907.13257): `place` is their DLPlacer, `HybridModel` their model of end-to-end time, and
+`plan` searches what `pipeline` can run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import (
+    ClusterError,
+    GraphError,
+    HybridError,
+    InfeasibleError,
+    PlacementError,
+    PlanningError,
+)
+from pipeline.planning.cluster import Cluster, Device, Link
+from pipeline.planning.graph import Edge, Op, OpGraph
+from pipeline.planning.placement import Placement
+
+if TYPE_CHECKING:
+    from pipeline.planning.placer import place
+
+# Loaded on first use: what needs the solver or TensorFlow. Name → the module that has it.
+_HOMES = {
+    "place": "pipeline.planning.placer",
+}
+
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "Device",
+    "Edge",
+    "GraphError",
+    "HybridError",
+    "InfeasibleError",
+    "Link",
+    "Op",
+    "OpGraph",
+    "Placement",
+    "PlacementError",
+    "PlanningError",
+    "place",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'pipeline.planning' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_HOMES))
