@@ -12,9 +12,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pipeline.commands import estimate, place, run, schedule, simulate, validate
+from pipeline.commands import estimate, hybrid, place, run, schedule, simulate, validate
 
-SUBCOMMANDS = (schedule, validate, simulate, estimate, place, run)
+SUBCOMMANDS = (schedule, validate, simulate, estimate, place, hybrid, run)
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 

@@ -24,7 +24,10 @@ from pipeline.errors import (
     PlanningError,
 )
 from pipeline.planning.cluster import Cluster, Device, Link
+from pipeline.planning.efficiency import RingModel, ScalingPoints
+from pipeline.planning.epochs import EpochFit, EpochTable, measure_epochs
 from pipeline.planning.graph import Edge, Op, OpGraph
+from pipeline.planning.hybrid import HybridModel, Strategy
 from pipeline.planning.placement import Placement
 
 if TYPE_CHECKING:
@@ -49,6 +52,13 @@ __all__ = [
     "Placement",
     "PlacementError",
     "PlanningError",
+    "EpochFit",
+    "EpochTable",
+    "HybridModel",
+    "RingModel",
+    "ScalingPoints",
+    "Strategy",
+    "measure_epochs",
     "place",
 ]
 
