@@ -15,8 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.random import seed_generator
-from tensorflow.core.protobuf import rewriter_config_pb2
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 
 def sublayers(layer: Any) -> list[Any]:
@@ -85,6 +86,38 @@ def exact_graphs() -> Iterator[None]:
         yield
     finally:
         eager.function_call_options = before
+
+
+@functools.cache
+def _literal_options() -> context.FunctionCallOptions:
+    config = context.context().config
+    config.allow_soft_placement = False
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = config_pb2.OptimizerOptions.L0
+    return context.FunctionCallOptions(config_proto=config)
+
+
+@contextmanager
+def literal_graphs() -> Iterator[None]:
+    """Compiled functions called inside run node by node as they stand, where the nodes say.
+
+    Nothing is folded, fused or moved (`function_call_options`, Grappler and graph passes off).
+    """
+    eager = context.context()
+    before = eager.function_call_options
+    eager.function_call_options = _literal_options()
+    try:
+        yield
+    finally:
+        eager.function_call_options = before
+
+
+def read_trace(path: str) -> xplane_pb2.XSpace:
+    """The planes of a file that TensorFlow's profiler wrote (its message `XSpace`)."""
+    space = xplane_pb2.XSpace()
+    with open(path, "rb") as file:
+        space.ParseFromString(file.read())
+    return space
 
 
 def nbytes(tensor: Any) -> int:

@@ -16,7 +16,7 @@ from pipeline.planning.instance import Instance
 from pipeline.planning.local_search import improve
 from pipeline.planning.placement import Placement
 from pipeline.planning.replay import lines_of, replay
-from pipeline.planning.solver import Report, solve
+from pipeline.planning.solver_process import Report, solve
 
 FIRST_SHARE, FIRST_SECONDS = 0.1, 4.0
 """Of the time: for the solver's first attempt."""
@@ -127,9 +127,10 @@ class _Search:
                 shown_bound = max(self.bound, bound)
                 self.report(shift + seconds, shown if math.isfinite(shown) else None, shown_bound)
 
-        solution = solve(self.instance, self.best, max(0.01, seconds), report)
+        solution, interrupted = solve(self.instance, self.best, max(0.01, seconds), report)
+        self.is_interrupted = interrupted and not solution.is_proven
         self.bound = max(self.bound, solution.bound)
-        self.is_proven, self.is_interrupted = solution.is_proven, solution.is_interrupted
+        self.is_proven = solution.is_proven
         found = solution.timetable
         if found is not None and (self.best is None or found.makespan < self.best.makespan):
             self.best = found

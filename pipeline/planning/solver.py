@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations
@@ -35,33 +33,11 @@ class Solution:
         timetable: the best placement, or None if none was found.
         bound: seconds that no placement is below.
         is_proven: whether there is none better, or none at all.
-        is_interrupted: whether Ctrl-C ended the search.
     """
 
     timetable: Timetable | None
     bound: float
     is_proven: bool
-    is_interrupted: bool
-
-
-Report = Callable[[float, float | None, float], None]
-"""Called with the seconds so far, the best makespan and the bound, both in seconds."""
-
-
-def solve(
-    instance: Instance, hint: Timetable | None, seconds: float, report: Report | None = None
-) -> Solution:
-    """Searches for the best placement.
-
-    Args:
-        instance: the graph on its cluster.
-        hint: a placement to begin with.
-        seconds: for how long.
-        report: hears of progress.
-    """
-    model = _Model(instance, hint)
-    search = _Search(model, seconds, report)
-    return search.run()
 
 
 class _Model:
@@ -253,69 +229,58 @@ class _Model:
         return Timetable(tuple(device_of), tuple(start), value(self.makespan) * self.ticks.seconds)
 
 
-class _Search:
-    """The run of the solver in a thread of its own, so that Ctrl-C always gets through."""
+class Search:
+    """A run of the solver; `stop` may be called from another thread.
 
-    def __init__(self, model: _Model, seconds: float, report: Report | None) -> None:
-        self.model, self.limit, self.report = model, seconds, report
-        self.solver = model.cp_model.CpSolver()
+    Args:
+        instance: the graph on its cluster.
+        hint: a placement to begin with.
+        seconds: for how long to search.
+        hear: called with the best makespan so far, or None, and the bound, both in seconds.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        hint: Timetable | None,
+        seconds: float,
+        hear: Callable[[float | None, float], None],
+    ) -> None:
+        self.model, self.hear = _Model(instance, hint), hear
+        self.solver = self.model.cp_model.CpSolver()
         self.solver.parameters.max_time_in_seconds = seconds
         self.solver.parameters.num_workers = max(FEWEST_WORKERS, os.cpu_count() or 1)
         self.solver.parameters.catch_sigint_signal = False
-        self.done = threading.Event()
-        self.status: Any = None
-        self.error: BaseException | None = None
         self.best: int | None = None
         self.bound = 0.0
+        self.is_stopped = False
 
     def run(self) -> Solution:
-        begin = time.monotonic()
-        interrupted = False
-        worker = threading.Thread(target=self._solve, name="cp-sat", daemon=True)
-        worker.start()
-        told: tuple[Any, Any] = (None, None)
-        while True:
-            try:
-                # Not `worker.join`: interrupted, it may take a running thread for ended.
-                self.done.wait(0.2)
-                now = (self.best, self.bound)
-                if self.report is not None and now != told:
-                    told = now
-                    self._tell(time.monotonic() - begin)
-                if self.done.is_set():
-                    break
-            except KeyboardInterrupt:
-                if interrupted:  # once more: whoever presses it does not want to wait
-                    raise
-                interrupted = True
-                self.solver.stop_search()
-        if self.error is not None:
-            raise self.error
-        return self._solution(interrupted)
+        """Searches until the time is up, all is proven or `stop` was called."""
+        self.solver.best_bound_callback = self._on_bound
+        if self.is_stopped:
+            return Solution(None, 0.0, False)
+        self.status = self.solver.solve(self.model.model, _callback(self.model, self._on_solution))
+        return self._solution()
 
-    def _solve(self) -> None:
-        try:
-            self.solver.best_bound_callback = self._on_bound
-            callback = _on_solution(self.model, self._on_solution)
-            self.status = self.solver.solve(self.model.model, callback)
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.done.set()
+    def stop(self) -> None:
+        """Ends the search; `run` returns with the best so far."""
+        self.is_stopped = True
+        self.solver.stop_search()
 
     def _on_solution(self, makespan: int) -> None:
         self.best = makespan
+        self._tell()
 
     def _on_bound(self, bound: float) -> None:
         self.bound = bound
+        self._tell()
 
-    def _tell(self, seconds: float) -> None:
-        assert self.report is not None
+    def _tell(self) -> None:
         unit = self.model.ticks.seconds
-        best = None if self.best is None else self.best * unit
-        self.report(seconds, best, self.bound * unit)
+        self.hear(None if self.best is None else self.best * unit, self.bound * unit)
 
-    def _solution(self, interrupted: bool) -> Solution:
+    def _solution(self) -> Solution:
         codes, solver = self.model.cp_model, self.solver
         proven = self.status in (codes.OPTIMAL, codes.INFEASIBLE)
         timetable = None
@@ -327,10 +292,10 @@ class _Search:
             # Each of the times along a path may have been rounded up by half a tick.
             steps = 2 * len(self.model.instance.graph)
             bound = max(0.0, bound - steps * unit / 2)
-        return Solution(timetable, bound, proven, interrupted and not proven)
+        return Solution(timetable, bound, proven)
 
 
-def _on_solution(model: _Model, hear: Callable[[int], None]) -> Any:
+def _callback(model: _Model, hear: Callable[[int], None]) -> Any:
     class Callback(model.cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
             hear(int(self.objective_value))
