@@ -7,7 +7,11 @@
 
 After Pal et al., "Optimizing Multi-GPU Parallelization Strategies for Deep Learning Training"
 (arXiv 1907.13257): `place` is their DLPlacer, `HybridModel` their model of end-to-end time, and
-`plan` searches what `pipeline` can run.
+`plan` searches what `pipeline` can run:
+
+    found = plan(layers, loss, optimizer, Cluster.local_ranks(4), (x, y))
+    print(found)                                          # the table, and why the winner wins
+    found.save("plan.json")                               # for Pipeline.from_plan on the ranks
 """
 
 from __future__ import annotations
@@ -28,14 +32,22 @@ from pipeline.planning.efficiency import RingModel, ScalingPoints
 from pipeline.planning.epochs import EpochFit, EpochTable, measure_epochs
 from pipeline.planning.graph import Edge, Op, OpGraph
 from pipeline.planning.hybrid import HybridModel, Strategy
+from pipeline.planning.model_costs import LayerCosts
 from pipeline.planning.placement import Placement
+from pipeline.planning.training_plan import Plan
 
 if TYPE_CHECKING:
+    from pipeline.planning.execution import execute, logical_cluster
     from pipeline.planning.placer import place
+    from pipeline.planning.planner import plan, search
 
 # Loaded on first use: what needs the solver or TensorFlow. Name → the module that has it.
 _HOMES = {
+    "execute": "pipeline.planning.execution",
+    "logical_cluster": "pipeline.planning.execution",
     "place": "pipeline.planning.placer",
+    "plan": "pipeline.planning.planner",
+    "search": "pipeline.planning.planner",
 }
 
 __all__ = [
@@ -43,23 +55,29 @@ __all__ = [
     "ClusterError",
     "Device",
     "Edge",
+    "EpochFit",
+    "EpochTable",
     "GraphError",
     "HybridError",
+    "HybridModel",
     "InfeasibleError",
+    "LayerCosts",
     "Link",
     "Op",
     "OpGraph",
     "Placement",
     "PlacementError",
+    "Plan",
     "PlanningError",
-    "EpochFit",
-    "EpochTable",
-    "HybridModel",
     "RingModel",
     "ScalingPoints",
     "Strategy",
+    "execute",
+    "logical_cluster",
     "measure_epochs",
     "place",
+    "plan",
+    "search",
 ]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.errors import ClusterError
 from pipeline.planning.checks import number
@@ -135,6 +136,21 @@ class Cluster:
         )
         return cls(tuple(made), Link(bandwidth, latency), remote, cores=cores)
 
+    @classmethod
+    def local_ranks(cls, ranks: int, memory: float | None = None) -> Cluster:
+        """Ranks on the processors of this machine, which they share.
+
+        Links are those of the shared-memory transport; reductions those of Horovod's Gloo, which
+        works in cycles of a millisecond. Both are of the order that a small machine reaches; give
+        a cluster of your own where they matter.
+
+        Args:
+            ranks: their number.
+            memory: bytes of each; None: without limit.
+        """
+        made = cls.uniform(ranks, memory, 5e9, 1e-4, kind="cpu", cores=_cores())
+        return replace(made, reduction=Link(1e9, 1e-3))
+
     def __len__(self) -> int:
         return len(self.devices)
 
@@ -197,3 +213,11 @@ def _check(link: Link, where: str) -> None:
 def _link_text(link: Link) -> str:
     speed = "without limit" if math.isinf(link.bandwidth) else f"{link.bandwidth / 1e9:.4g} GB/s"
     return f"{speed}, latency {link.latency * 1e6:.4g} us"
+
+
+def _cores() -> int:
+    """The processors that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
