@@ -3,7 +3,7 @@
 1. One process measures the model and plans; of all settings that fit, the winner and others drawn
    at random are taken.
 2. Ranks run them by turns in one job, each several times.
-3. The table has both, the rank correlation of their orders, and how far the winner is from the best.
+3. The table has both, the rank correlation of their orders, and how good the winner is.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -121,6 +122,9 @@ class LayerCosts:
 class MeasuredCosts:
     """Costs measured on this process's device, on a copy of the model.
 
+    Layers that cannot be copied are measured themselves: they are built by it, if they were not,
+    and otherwise stay as they were.
+
     Stages are run as the pipeline's runtime runs them. Times are of the processor, so that other
     programs do not count; TensorFlow should have one thread for an operation, as ranks that share
     a machine have.
@@ -151,16 +155,15 @@ class MeasuredCosts:
         entries = self.layers.layers if hasattr(self.layers, "layers") else list(self.layers)
         try:
             self._copy = copy.deepcopy(entries)
-        except Exception as error:
-            raise PlanningError(
-                f"the model cannot be copied, which measuring it needs: {error}", "no-copy"
-            ) from error
+        except Exception:  # Keras copies by saving, which layers of a user's own rarely support
+            self._copy = entries
         self.x = tf.nest.map_structure(tf.convert_to_tensor, self.x)
         self.y = tf.nest.map_structure(tf.convert_to_tensor, self.y)
         model = Model(self._copy, seed=0)
         one = tf.nest.map_structure(lambda part: part[:1], self.x)
         model.build(0, len(model), [spec_of(one)])
         self.num_layers = len(model)
+        self._variables = [v for item in model.items for v in item.variables(False)]
         seen: set[int] = set()
         self.weight_bytes: list[float] = []
         weights = []
@@ -172,6 +175,18 @@ class MeasuredCosts:
                 float(sum(raw(w).shape.num_elements() * raw(w).dtype.size for w in new))
             )
         self.copies, self.update_seconds = _measure_update(self.optimizer, weights)
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Sets back what running stages changes: moving averages, states of random numbers."""
+        from pipeline.runtime.model import raw
+
+        before = [(raw(variable), raw(variable).numpy()) for variable in self._variables]
+        try:
+            yield
+        finally:
+            for variable, value in before:
+                variable.assign(value)
 
     def layer_seconds(self, microbatch: int) -> list[float]:
         """Forward and backward of each layer, for so many samples."""
@@ -187,9 +202,10 @@ class MeasuredCosts:
         key = (tuple(cuts), microbatch, recompute)
         if key not in self._known:
             x, y = (tf.nest.map_structure(lambda p: p[:microbatch], d) for d in (self.x, self.y))
-            profiler = StageProfiler(self._copy, self.loss, list(cuts), x, y, recompute)
-            for _ in range(self.rounds):
-                profiler.run()
+            with self._kept():
+                profiler = StageProfiler(self._copy, self.loss, list(cuts), x, y, recompute)
+                for _ in range(self.rounds):
+                    profiler.run()
             measured = profiler.profile()
             self._known[key] = StageCosts(
                 *(

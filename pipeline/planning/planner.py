@@ -44,7 +44,8 @@ def plan(
 ) -> Plan:
     """Measures a model and plans how to train it on a cluster.
 
-    The model is measured on a copy, on one device of this process; nothing is launched.
+    The model is measured on a copy, where it can be copied, on one device of this process; nothing
+    is launched.
 
     Args:
         layers: the whole model, as `Pipeline` takes it.
