@@ -10,11 +10,14 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol
 
 from pipeline.errors import PlanningError
 from pipeline.planning.checks import number
+
+_ANCHOR_STEP = 8
+"""Costs are measured for 1, 8, 64 ... samples."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,7 @@ class MeasuredCosts:
     def __post_init__(self) -> None:
         import tensorflow as tf
 
+        from pipeline.runtime.batches import num_samples
         from pipeline.runtime.model import Model, raw
         from pipeline.runtime.structure import spec_of
 
@@ -159,6 +163,7 @@ class MeasuredCosts:
             self._copy = entries
         self.x = tf.nest.map_structure(tf.convert_to_tensor, self.x)
         self.y = tf.nest.map_structure(tf.convert_to_tensor, self.y)
+        self.samples = num_samples(self.x, "x")
         model = Model(self._copy, seed=0)
         one = tf.nest.map_structure(lambda part: part[:1], self.x)
         model.build(0, len(model), [spec_of(one)])
@@ -189,17 +194,38 @@ class MeasuredCosts:
                 variable.assign(value)
 
     def layer_seconds(self, microbatch: int) -> list[float]:
-        """Forward and backward of each layer, for so many samples."""
-        costs = self.stages(list(range(1, self.num_layers)), microbatch, False)
-        return [f + b for f, b in zip(costs.forward, costs.backward, strict=True)]
+        """Forward and backward of each layer, for so many samples, as at one size measured."""
+        size = min(_ANCHOR_STEP, self.samples)
+        costs = self._measured(tuple(range(1, self.num_layers)), size, False)
+        share = microbatch / size
+        return [(f + b) * share for f, b in zip(costs.forward, costs.backward, strict=True)]
 
     def stages(self, cuts: Sequence[int], microbatch: int, recompute: bool) -> StageCosts:
-        """The costs of stages that begin at the cuts, all with one policy."""
+        """The costs of stages that begin at the cuts, all with one policy.
+
+        Measured for 1, 8, 64 ... samples; on a straight line between them.
+        """
+        low = 1
+        while low * _ANCHOR_STEP <= microbatch:
+            low *= _ANCHOR_STEP
+        high = min(low * _ANCHOR_STEP, self.samples)
+        first = self._measured(tuple(cuts), low, recompute)
+        if microbatch == low or high == low:
+            return first
+        second = self._measured(tuple(cuts), high, recompute)
+        share = (microbatch - low) / (high - low)
+        columns = [
+            tuple(a + share * (b - a) for a, b in zip(one, other, strict=True))
+            for one, other in zip(astuple(first), astuple(second), strict=True)
+        ]
+        return StageCosts(*columns)
+
+    def _measured(self, cuts: tuple[int, ...], microbatch: int, recompute: bool) -> StageCosts:
         import tensorflow as tf
 
         from pipeline.planning.stage_profile import StageProfiler
 
-        key = (tuple(cuts), microbatch, recompute)
+        key = (cuts, microbatch, recompute)
         if key not in self._known:
             x, y = (tf.nest.map_structure(lambda p: p[:microbatch], d) for d in (self.x, self.y))
             with self._kept():
