@@ -86,3 +86,30 @@ def test_view_of_a_variable_shares_its_value():
     optimizer.build([view])
     optimizer.apply_gradients([(tf.constant([1.0, 1.0]), view)])
     np.testing.assert_array_equal(variable, [0.0, 1.0])
+
+
+def test_literal_graphs_keep_every_node_and_are_left_again(tmp_path):
+    from tensorflow.python.eager import context
+
+    @tf.function
+    def step(x):
+        # Grappler would remove both negations.
+        return tf.raw_ops.Neg(x=tf.raw_ops.Neg(x=x, name="one"), name="other")
+
+    before = context.context().function_call_options
+    with internals.literal_graphs():
+        step(tf.constant(1.0))
+        tf.profiler.experimental.start(
+            str(tmp_path), tf.profiler.experimental.ProfilerOptions(2, 0, 0)
+        )
+        step(tf.constant(1.0))
+        tf.profiler.experimental.stop()
+    assert context.context().function_call_options is before
+    (path,) = tmp_path.rglob("*.xplane.pb")
+    names = {
+        plane.event_metadata[event.metadata_id].name
+        for plane in internals.read_trace(str(path)).planes
+        for line in plane.lines
+        for event in line.events
+    }
+    assert {"one:Neg", "other:Neg"} <= names

@@ -29,6 +29,19 @@ def random_graph(rng: random.Random, size: int, groups: bool = False, kinds: boo
     return OpGraph([nodes[i] for i in order], edges)
 
 
+def layered(rng: random.Random, layers: int, width: int) -> OpGraph:
+    """A graph of branches that meet, too large to be proven in a second."""
+    nodes, edges = [], []
+    for layer in range(layers):
+        for branch in range(width):
+            name = f"{layer}.{branch}"
+            nodes.append(Op(name, rng.uniform(1, 10) * 1e-3, rng.uniform(1, 10)))
+            for other in range(width):
+                if layer and (other == branch or rng.random() < 0.3):
+                    edges.append(Edge(f"{layer - 1}.{other}", name, rng.uniform(1, 10) * 1e6))
+    return OpGraph(nodes, edges)
+
+
 def random_cluster(rng: random.Random, devices: int, memory: float | None = None):
     """Unequal devices and links."""
     made = [

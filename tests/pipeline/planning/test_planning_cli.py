@@ -2,12 +2,14 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from graphs import layered
 
 from pipeline.cli import main
 from pipeline.planning import Edge, Op, OpGraph
@@ -70,10 +72,6 @@ def test_place_refuses_files_that_are_no_graphs(tmp_path, capsys):
 
 
 def test_ctrl_c_prints_the_best_so_far(tmp_path):
-    import random
-
-    from test_planning_place import layered
-
     path = tmp_path / "large.json"
     layered(random.Random(0), 40, 6).save(path)
     process = subprocess.Popen(

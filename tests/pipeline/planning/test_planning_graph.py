@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-from graphs import random_graph
+from graphs import layered, random_graph
 
 from pipeline.planning import Cluster, ClusterError, Device, Edge, GraphError, Link, Op, OpGraph
 
@@ -168,8 +168,6 @@ def test_links_of_a_cluster():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_fusing_keeps_time_bytes_and_every_name(seed):
-    from test_planning_place import layered
-
     graph = layered(random.Random(seed), 60, 4)
     extra = [Op(f"tiny{i}", 1e-7, 1.0) for i in range(200)]
     edges = [Edge(graph.nodes[i].name, f"tiny{i}", 1.0) for i in range(200)]

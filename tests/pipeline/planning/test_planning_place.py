@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from graphs import best_makespan, random_cluster, random_graph
+from graphs import best_makespan, layered, random_cluster, random_graph
 
 from pipeline.planning import (
     Cluster,
@@ -25,19 +25,6 @@ from pipeline.planning import (
 )
 from pipeline.planning.heft import heft
 from pipeline.planning.instance import Instance
-
-
-def layered(rng: random.Random, layers: int, width: int) -> OpGraph:
-    """A graph of branches that meet, too large to be proven in a second."""
-    nodes, edges = [], []
-    for layer in range(layers):
-        for branch in range(width):
-            name = f"{layer}.{branch}"
-            nodes.append(Op(name, rng.uniform(1, 10) * 1e-3, rng.uniform(1, 10)))
-            for other in range(width):
-                if layer and (other == branch or rng.random() < 0.3):
-                    edges.append(Edge(f"{layer - 1}.{other}", name, rng.uniform(1, 10) * 1e6))
-    return OpGraph(nodes, edges)
 
 
 @pytest.mark.parametrize("seed", range(12))
