@@ -11,23 +11,22 @@ longer than the best found so far.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.errors import InfeasibleError, PipelineError, PlanningError, ScheduleError
 from pipeline.planning.cluster import Cluster
 from pipeline.planning.efficiency import ring_seconds
 from pipeline.planning.model_costs import MeasuredCosts, ModelCosts, StageCosts
+from pipeline.planning.shapes import Shape, shapes
 from pipeline.planning.stage_partition import best_cuts
 from pipeline.planning.training_plan import FITS, NO_MEMORY, PRUNED, REFUSED, Plan, Row, Setting
-from pipeline.schedules import GENERATORS, Schedule, pair_adjacent
+from pipeline.schedules import GENERATORS, Schedule
 from pipeline.simulation import Costs, simulate
 
 SCHEDULES = ("1f1b", "bpipe", "interleaved", "v-half", "gpipe")
 _CHUNKS = {"interleaved": 2, "v-half": 2}
-_MOST_ROUNDS = 16
-"""Micro-batches for each stage, at most; more only make messages smaller."""
 
 
 def plan(
@@ -115,18 +114,6 @@ def search(
     return Plan(rows[0], tuple(rows), len(cluster), min(memories, default=None))
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """What stays the same while schedules and policies are tried."""
-
-    batch: int
-    replicas: int
-    stages: int
-    microbatches: int
-    microbatch: int  # samples, of the largest
-    order: tuple[int, ...]
-
-
 class _Search:
     def __init__(
         self,
@@ -143,42 +130,12 @@ class _Search:
     def run(self, batch_sizes: Sequence[int]) -> list[Row]:
         """All rows."""
         rows = []
-        for shape in self._shapes(batch_sizes):
+        for shape in shapes(self.cluster, self.costs.num_layers, batch_sizes):
             for name in self.schedules if shape.stages > 1 else ("1f1b",):
                 rows += self._try(shape, name)
         return rows
 
-    def _shapes(self, batch_sizes: Sequence[int]) -> Iterator[_Shape]:
-        devices = len(self.cluster)
-        for batch in batch_sizes:
-            for stages in range(1, min(devices, self.costs.num_layers) + 1):
-                if devices % stages or batch < devices // stages:
-                    continue
-                replicas = devices // stages
-                share = math.ceil(batch / replicas)
-                for count in _counts(share, stages):
-                    microbatch = math.ceil(share / count)
-                    for order in self._orders(stages):
-                        yield _Shape(batch, replicas, stages, count, microbatch, order)
-
-    def _orders(self, stages: int) -> list[tuple[int, ...]]:
-        """The devices of the ranks: in order, and with BPipe's partners on one node."""
-        devices = range(len(self.cluster))
-        orders = [tuple(devices)]
-        nodes = [self.cluster.devices[d].node for d in devices]
-        slots = nodes.count(nodes[0])
-        if len(set(nodes)) > 1 and stages > 2 and slots * len(set(nodes)) == len(nodes):
-            try:
-                replicas = len(nodes) // stages
-                mapping = pair_adjacent(stages, len(set(nodes)), slots, replicas)
-                order = tuple(rank for ranks in mapping.ranks for rank in ranks)
-                if order not in orders and len(order) == len(devices):
-                    orders.append(order)
-            except ValueError:
-                pass  # the nodes cannot hold whole pairs
-        return orders
-
-    def _try(self, shape: _Shape, name: str) -> list[Row]:
+    def _try(self, shape: Shape, name: str) -> list[Row]:
         """The rows of a schedule: as little recomputation as the memory asks for."""
         chunks = _CHUNKS.get(name, 1)
         rows: list[Row] = []
@@ -204,7 +161,7 @@ class _Search:
         return rows
 
     def _setting(
-        self, shape: _Shape, name: str, chunks: int, recomputed: int, cuts: Sequence[int]
+        self, shape: Shape, name: str, chunks: int, recomputed: int, cuts: Sequence[int]
     ) -> Setting:
         # The early stages hold the most stashes, so they recompute first.
         stash = ["recompute" if s < recomputed else "keep" for s in range(shape.stages)]
@@ -220,7 +177,7 @@ class _Search:
             shape.order,
         )
 
-    def _cuts(self, shape: _Shape, schedule: Schedule) -> list[int]:
+    def _cuts(self, shape: Shape, schedule: Schedule) -> list[int]:
         parts = schedule.num_virtual_stages
         if parts == 1:
             return []
@@ -240,7 +197,7 @@ class _Search:
 
     # --- one setting ---------------------------------------------------------------------------
 
-    def _evaluate(self, shape: _Shape, schedule: Schedule, setting: Setting) -> Row:
+    def _evaluate(self, shape: Shape, schedule: Schedule, setting: Setting) -> Row:
         if self.progress is not None:
             self.progress(f"measuring {setting}")
         stage_costs = self._stage_costs(shape, schedule, setting)
@@ -276,7 +233,7 @@ class _Search:
             self.best = row
         return row
 
-    def _stage_costs(self, shape: _Shape, schedule: Schedule, setting: Setting) -> StageCosts:
+    def _stage_costs(self, shape: Shape, schedule: Schedule, setting: Setting) -> StageCosts:
         """The costs of each virtual stage with its own policy, on its own device."""
         kept = again = self.costs.stages(setting.cuts, shape.microbatch, False)
         if "recompute" in setting.stash:
@@ -296,7 +253,7 @@ class _Search:
             )
         return StageCosts(*zip(*columns, strict=True))
 
-    def _share(self, shape: _Shape) -> tuple[int | None, float]:
+    def _share(self, shape: Shape) -> tuple[int | None, float]:
         """The cores of a replica, and how many times slower its ranks are where there is not one.
 
         Replicas that run side by side share the cores evenly.
@@ -306,13 +263,13 @@ class _Search:
         cores = self.cluster.cores / shape.replicas
         return (1, 1 / cores) if cores < 1 else (int(cores), int(cores) / cores)
 
-    def _least_seconds(self, shape: _Shape, costs: StageCosts) -> float:
+    def _least_seconds(self, shape: Shape, costs: StageCosts) -> float:
         """What the computations take if nothing ever waits."""
         cores, slower = self._share(shape)
         work = shape.microbatches * (sum(costs.forward) + sum(costs.backward))
         return work * slower / min(shape.stages, cores or shape.stages)
 
-    def _simulated(self, shape: _Shape, schedule: Schedule, costs: StageCosts) -> Costs:
+    def _simulated(self, shape: Shape, schedule: Schedule, costs: StageCosts) -> Costs:
         cores, slower = self._share(shape)
         weight = [seconds / 2 * slower for seconds in costs.backward]
         links = {}
@@ -334,7 +291,7 @@ class _Search:
             cores=cores,
         )
 
-    def _weights(self, shape: _Shape, schedule: Schedule, setting: Setting) -> list[float]:
+    def _weights(self, shape: Shape, schedule: Schedule, setting: Setting) -> list[float]:
         """The bytes of weights on each stage."""
         ends = [0, *setting.cuts, self.costs.num_layers]
         found = [0.0] * shape.stages
@@ -343,17 +300,17 @@ class _Search:
             found[rank] += sum(self.costs.weight_bytes[begin:end])
         return found
 
-    def _static_bytes(self, shape: _Shape, schedule: Schedule, setting: Setting) -> list[float]:
+    def _static_bytes(self, shape: Shape, schedule: Schedule, setting: Setting) -> list[float]:
         return [self.costs.copies * size for size in self._weights(shape, schedule, setting)]
 
-    def _memory(self, shape: _Shape, stage: int) -> float:
+    def _memory(self, shape: Shape, stage: int) -> float:
         """The least memory of the devices that hold a stage, one for each replica."""
         limits = [
             self.cluster.devices[device].memory for device in shape.order[stage :: shape.stages]
         ]
         return min((math.inf if limit is None else limit for limit in limits), default=math.inf)
 
-    def _reduction_seconds(self, shape: _Shape, schedule: Schedule, setting: Setting) -> float:
+    def _reduction_seconds(self, shape: Shape, schedule: Schedule, setting: Setting) -> float:
         """The all-reduce of the stage with the most weights over all replicas."""
         if shape.replicas == 1:
             return 0.0
@@ -365,7 +322,7 @@ class _Search:
         size = max(self._weights(shape, schedule, setting))
         return ring_seconds(size, shape.replicas, link.bandwidth, link.latency)
 
-    def _update_seconds(self, shape: _Shape, static: Sequence[float]) -> float:
+    def _update_seconds(self, shape: Shape, static: Sequence[float]) -> float:
         """The optimizer, on the stage that has most to do; ranks that share cores take turns."""
         whole = self.costs.copies * sum(self.costs.weight_bytes)
         if not whole:
@@ -375,7 +332,7 @@ class _Search:
         together = shape.replicas * sum(shares) / min(cores, len(self.cluster))
         return self.costs.update_seconds * max(max(shares), together)
 
-    def _target(self, shape: _Shape, step: float) -> float | None:
+    def _target(self, shape: Shape, step: float) -> float | None:
         if self.epochs is None:
             return None
         epochs = self.epochs(float(shape.batch))
@@ -385,23 +342,13 @@ class _Search:
             )
         return epochs * step / shape.batch
 
-    def _score(self, shape: _Shape, step: float) -> tuple[float, float]:
+    def _score(self, shape: Shape, step: float) -> tuple[float, float]:
         target = self._target(shape, step)
         first = target if target is not None else -(shape.batch / step if step else math.inf)
         return (first, step)
 
 
-def _counts(share: int, stages: int) -> list[int]:
-    """Numbers of micro-batches to try: powers of two, and multiples of the stages."""
-    most = min(share, _MOST_ROUNDS * stages)
-    counts = {2**i for i in range(most.bit_length())}
-    if stages > 1:
-        counts |= {stages * 2**i for i in range(most.bit_length())}
-        counts -= {1}
-    return sorted(count for count in counts if count <= most) or [most]
-
-
-def _make(name: str, shape: _Shape, chunks: int) -> Schedule:
+def _make(name: str, shape: Shape, chunks: int) -> Schedule:
     make = GENERATORS[name]
     if name == "interleaved":
         return make(shape.stages, shape.microbatches, chunks)

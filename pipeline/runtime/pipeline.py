@@ -167,31 +167,14 @@ class Pipeline:
                 file. `loss` and `optimizer` likewise.
             loss: as for `Pipeline`.
             optimizer: as for `Pipeline`.
-            **options: other arguments of `Pipeline`; they win over the plan's.
+            **options: arguments of `Pipeline` that a plan does not decide.
 
         Raises:
             ValueError: if the plan is for another number of ranks, or has no model.
         """
-        import horovod.tensorflow as hvd
+        from pipeline.planning.deployment import arguments_of
 
-        from pipeline.planning.training_plan import Plan
-
-        found = plan if isinstance(plan, Plan) else Plan.load(plan)
-        given = [layers, loss, optimizer]
-        model = [
-            own if own is not None else part
-            for own, part in zip(given, found.model or given, strict=True)
-        ]
-        if any(part is None for part in model):
-            raise UsageError("the plan is of a file: also pass layers, loss= and optimizer=")
-        ranks = found.setting.stages * found.setting.replicas
-        if hvd.is_initialized() and hvd.size() != ranks:
-            raise UsageError(
-                f"the plan is for {ranks} ranks, the job has {hvd.size()}; start it with: "
-                f"{found.launch_line()}"
-            )
-        arguments = found.arguments() | options
-        return cls(model[0], loss=model[1], optimizer=model[2], **arguments)
+        return cls(**arguments_of(plan, layers, loss, optimizer), **options)
 
     # --- training ------------------------------------------------------------------------------
 

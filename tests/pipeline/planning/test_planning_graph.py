@@ -8,6 +8,8 @@ import pytest
 from graphs import layered, random_graph
 
 from pipeline.planning import Cluster, ClusterError, Device, Edge, GraphError, Link, Op, OpGraph
+from pipeline.planning.heft import heft
+from pipeline.planning.instance import Instance
 
 
 def refuse(match: str, code: str, make) -> None:
@@ -178,5 +180,9 @@ def test_fusing_keeps_time_bytes_and_every_name(seed):
     assert sum(n.bytes for n in fused.nodes) == pytest.approx(sum(n.bytes for n in graph.nodes))
     names = [name for node in fused.nodes for name in (node.members or (node.name,))]
     assert sorted(names) == sorted(node.name for node in graph.nodes)
+    for devices in (2, 3, 4):
+        cluster = Cluster.uniform(devices)
+        listed = [heft(Instance.of(one, cluster)).makespan for one in (graph, fused)]
+        assert listed[1] == pytest.approx(listed[0], rel=0.02)
     assert fused.critical_seconds <= graph.critical_seconds * 1.02
     assert fused.critical_seconds >= graph.critical_seconds * (1 - 1e-9)
