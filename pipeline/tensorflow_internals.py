@@ -19,13 +19,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.random import seed_generator
-from tensorflow.core.protobuf import rewriter_config_pb2
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import backprop, backprop_util, context, execute, record
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 from tensorflow.python.framework import op_def_registry, ops, random_seed
 from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 
 def sublayers(layer: Any) -> list[Any]:
@@ -109,6 +110,38 @@ def exact_graphs() -> Iterator[None]:
         yield
     finally:
         eager.function_call_options = before
+
+
+@functools.cache
+def _literal_options() -> context.FunctionCallOptions:
+    config = context.context().config
+    config.allow_soft_placement = False
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = config_pb2.OptimizerOptions.L0
+    return context.FunctionCallOptions(config_proto=config)
+
+
+@contextmanager
+def literal_graphs() -> Iterator[None]:
+    """Compiled functions called inside run node by node as they stand, where the nodes say.
+
+    Nothing is folded, fused or moved (`function_call_options`, Grappler and graph passes off).
+    """
+    eager = context.context()
+    before = eager.function_call_options
+    eager.function_call_options = _literal_options()
+    try:
+        yield
+    finally:
+        eager.function_call_options = before
+
+
+def read_trace(path: str) -> xplane_pb2.XSpace:
+    """The planes of a file that TensorFlow's profiler wrote (its message `XSpace`)."""
+    space = xplane_pb2.XSpace()
+    with open(path, "rb") as file:
+        space.ParseFromString(file.read())
+    return space
 
 
 def nbytes(tensor: Any) -> int:

@@ -153,6 +153,33 @@ class Pipeline:
         self._cpu_seconds = 0.0
         self._latest = StepResult()
 
+    @classmethod
+    def from_plan(
+        cls,
+        plan: Any,
+        layers: Any = None,
+        *,
+        loss: Callable[..., Any] | None = None,
+        optimizer: Any = None,
+        **options: Any,
+    ) -> Pipeline:
+        """A pipeline as `pipeline.planning.plan` planned it.
+
+        Args:
+            plan: a `Plan`, or the path of one that was saved.
+            layers: the model that was planned for; by default the plan's own, unless it is of a
+                file. `loss` and `optimizer` likewise.
+            loss: as for `Pipeline`.
+            optimizer: as for `Pipeline`.
+            **options: arguments of `Pipeline` that a plan does not decide.
+
+        Raises:
+            ValueError: if the plan is for another number of ranks, or has no model.
+        """
+        from pipeline.planning.deployment import arguments_of
+
+        return cls(**arguments_of(plan, layers, loss, optimizer), **options)
+
     # --- training ------------------------------------------------------------------------------
 
     def train_step(self, x: Any, y: Any, sample_weight: Any = None) -> float:

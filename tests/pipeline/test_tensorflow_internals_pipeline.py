@@ -198,3 +198,30 @@ def test_what_is_known_of_op_types():
     assert not internals.has_gradient("NoSuchOp")
     assert internals.is_stateful("RandomUniform") and not internals.is_stateful("MatMul")
     assert internals.is_trainable_type(tf.float16) and not internals.is_trainable_type(tf.int32)
+
+
+def test_literal_graphs_keep_every_node_and_are_left_again(tmp_path):
+    from tensorflow.python.eager import context
+
+    @tf.function
+    def step(x):
+        # Grappler would remove both negations.
+        return tf.raw_ops.Neg(x=tf.raw_ops.Neg(x=x, name="one"), name="other")
+
+    before = context.context().function_call_options
+    with internals.literal_graphs():
+        step(tf.constant(1.0))
+        tf.profiler.experimental.start(
+            str(tmp_path), tf.profiler.experimental.ProfilerOptions(2, 0, 0)
+        )
+        step(tf.constant(1.0))
+        tf.profiler.experimental.stop()
+    assert context.context().function_call_options is before
+    (path,) = tmp_path.rglob("*.xplane.pb")
+    names = {
+        plane.event_metadata[event.metadata_id].name
+        for plane in internals.read_trace(str(path)).planes
+        for line in plane.lines
+        for event in line.events
+    }
+    assert {"one:Neg", "other:Neg"} <= names
