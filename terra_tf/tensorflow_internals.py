@@ -26,8 +26,8 @@ from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import meta_graph, op_def_library, op_def_registry, ops
 from tensorflow.python.grappler import tf_optimizer
-from tensorflow.python.util import pywrap_xla_ops
 from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.util import pywrap_xla_ops
 
 ENTRY_POINTS = ("TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable")
 """The functions of `pywrap_tfe` through which Python executes eager ops."""
