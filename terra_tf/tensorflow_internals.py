@@ -452,6 +452,11 @@ def is_bookkeeping(owner: Any, name: str) -> bool:
     return name in _BOOKKEEPING or name.startswith("_self_")
 
 
+def only_names_things(attribute: str) -> bool:
+    """Whether a library's attribute of a thread only serves to name what is made."""
+    return attribute in ("name_scope_stack", "scope_name")
+
+
 def call_context_keys(value: Any) -> tuple[str, ...] | None:
     """For what Keras makes anew for each call of a layer: the keys that matter; else None."""
     kind = type(value)
@@ -479,7 +484,7 @@ def library_functions(library: str) -> list[tuple[type, str, int]]:
             found += [(kind, name, -1) for name in names]
     for kind in _with_subclasses(root.optimizers.Optimizer.__mro__[-3]):
         if kind.__module__.startswith(f"{library}."):
-            for name in ("apply_gradients", "apply"):
+            for name in ("apply_gradients", "apply", "_backend_update_step"):
                 if name in vars(kind):
                     found.append((kind, name, 1))
     return found

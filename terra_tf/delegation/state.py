@@ -116,7 +116,10 @@ class StateBuilder:
     def _visit_local(self, local: threading.local) -> None:
         number = self._entry(self.state.add_local(local), local)
         for name, value in vars(local).items():
-            self._child(number, name, value)
+            if tensorflow_internals.only_names_things(name):
+                self.state.ignore(number, name)
+            else:
+                self._child(number, name, value)
 
     def _visit_object(self, x: Any) -> None:
         wrapped = getattr(x, "__wrapped__", None)  # a proxy around a container
