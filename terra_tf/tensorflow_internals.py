@@ -462,8 +462,8 @@ def call_context_keys(value: Any) -> tuple[str, ...] | None:
     kind = type(value)
     if kind.__name__ == "CallContext" and kind.__module__.startswith("keras."):
         return tuple(vars(value))
-    if kind is dict and value.keys() >= {"layer", "inputs", "build_graph", "training", "saving"}:
-        return ("layer", "build_graph", "training", "saving")
+    if kind is dict and value.keys() >= {"layer", "inputs", "build_graph"}:
+        return tuple(key for key in value if key != "inputs")
     return None
 
 
