@@ -59,5 +59,9 @@ class UsageError(PipelineError, ValueError):
     """An argument or a call that cannot work, found before anything was sent."""
 
 
+class BatchError(PipelineError, ValueError):
+    """The ranks of a replica were given different batches; found before weights were changed."""
+
+
 class CheckpointError(PipelineError, ValueError):
     """A file that is no checkpoint, is damaged, or is of another model; the message says which."""

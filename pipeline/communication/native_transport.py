@@ -6,7 +6,7 @@ All bytes are moved by C++ threads (`pipeline/native`), without Python and its l
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -54,6 +54,7 @@ class NativeTransport:
         if native.core is None:
             raise CommunicationError(native.problem)
         self.timeout = timeout
+        self.silence: Callable[[], str] = str
         self._endpoint = native.core.Endpoint(
             rank, secret, interface or local_interface(), WINDOW_BYTES
         )
@@ -113,7 +114,9 @@ class NativeTransport:
         """See `Transport`."""
         seconds = self.timeout if timeout is None else timeout
         if not transfer.wait(seconds):
-            raise CommunicationTimeout(f"{what}: nothing came within {seconds:g} s")
+            raise CommunicationTimeout(
+                f"{what}: nothing came within {seconds:g} s{self.silence()}"
+            )
         problem = transfer.problem
         if problem is not None:
             raise CommunicationError(f"{what}: {problem}")
@@ -131,6 +134,10 @@ class NativeTransport:
     def abort(self, why: str) -> None:
         """See `Transport`."""
         self._endpoint.abort(why)
+
+    def fail(self, why: str) -> None:
+        """See `Transport`."""
+        self._endpoint.fail(why)
 
     def close(self) -> None:
         """See `Transport`."""

@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -59,14 +59,19 @@ def local_interface() -> str:
         return probe.getsockname()[0]
 
 
-def exchange_over_horovod(address: Address) -> list[Address]:
-    """The `Exchange` of a Horovod job."""
+def gather_over_horovod(value: list[Any]) -> list[list[Any]]:
+    """Every rank's list of plain data, on every rank of the Horovod job; a collective."""
     import horovod.tensorflow as hvd
 
-    line = json.dumps(address).encode() + b"\n"
+    line = json.dumps(value).encode() + b"\n"
     mine = tf.constant(list(line), tf.uint8)
     lines = bytes(hvd.allgather(mine, name="pipeline/addresses").numpy()).splitlines()
-    return [Address(*json.loads(line)) for line in lines]
+    return [json.loads(line) for line in lines]
+
+
+def exchange_over_horovod(address: Address) -> list[Address]:
+    """The `Exchange` of a Horovod job."""
+    return [Address(*row) for row in gather_over_horovod(list(address))]
 
 
 def shared_secret() -> bytes:

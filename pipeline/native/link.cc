@@ -26,6 +26,7 @@ enum Kind : uint32_t {
   kTaken = 3,        // a message of `bytes`, sent from the window, was matched: room again
   kTakenCredit = 4,  // the same, and its receive had not been announced by a credit
   kAbort = 5,        // the peer gives up; a text of `bytes` follows
+  kBye = 6,          // the peer closes the link; nothing follows
 };
 
 constexpr uint32_t kMaxTensors = 1 << 16;
@@ -108,8 +109,10 @@ Link::Link(int peer, std::unique_ptr<Channel> channel, uint64_t window)
 Link::~Link() { Close(0); }
 
 std::string Link::Ended() const {
-  return absl::StrCat("the connection to rank ", peer_,
-                      " was lost: its process has ended or closed its pipeline");
+  if (peer_closed_) {
+    return absl::StrCat("rank ", peer_, " has closed its pipeline or ended its program");
+  }
+  return absl::StrCat("the connection to rank ", peer_, " was lost: its process has ended");
 }
 
 void Link::PeerEnded() {
@@ -195,6 +198,8 @@ void Link::Abort(const std::string& why) {
 void Link::Close(double seconds) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
+    if (!failed_) controls_.push_back({kBye, 0, 0, ""});
+    changed_.notify_all();
     changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
       return failed_ || (sends_.empty() && controls_.empty() && idle_);
     });
@@ -352,6 +357,10 @@ bool Link::ReadControl(const Frame& frame) {
     if (!channel_->Read(text.data(), text.size())) return false;
     Fail(text);
     return false;
+  }
+  if (frame.kind == kBye) {
+    peer_closed_ = true;
+    return true;
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (frame.kind == kCredit || frame.kind == kTakenCredit) ++outgoing_[frame.tag].credited;

@@ -86,6 +86,7 @@ class Link {
   const int peer_;
   const std::unique_ptr<Channel> channel_;
   std::atomic<bool> peer_ended_{false};
+  std::atomic<bool> peer_closed_{false};  // it said so, and did not just end
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;

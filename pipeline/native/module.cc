@@ -120,6 +120,7 @@ void BindEndpoint(py::module_& m) {
       .def("receive", &Receive)
       .def("forward", &Forward)
       .def("abort", &Endpoint::Abort, Release())
+      .def("fail", &Endpoint::Fail, Release())
       .def("close", &Endpoint::Close, Release())
       .def("counters", [](Endpoint& endpoint) {
         const LinkCounters c = endpoint.counters();
