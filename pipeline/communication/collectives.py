@@ -16,7 +16,7 @@ from pipeline.errors import CommunicationError, CommunicationTimeout
 
 T = TypeVar("T")
 _LOOK_SECONDS = 0.05
-# Horovod's own error comes at once when a rank has died, the watch's reason a moment later.
+# A connection's end comes at once when a rank has died, the watch's reason a moment later.
 _REASON_SECONDS = 1.0
 
 
@@ -68,17 +68,10 @@ class Collective:
         raise self._explained(self._error) from self._error
 
     def _explained(self, error: BaseException) -> BaseException:
-        text = str(error)
-        if "Horovod" not in text and "gloo" not in text:
+        lines = [line for line in str(error).splitlines() if "Horovod" in line or "gloo" in line]
+        if not lines:
             return error
-        end = time.monotonic() + _REASON_SECONDS
-        while self._owner.watch is not None and time.monotonic() < end:
-            failure = self._owner.failure()
-            if failure is not None:
-                return CommunicationError(f"{self}: {failure.why}")
-            time.sleep(_LOOK_SECONDS)
-        lines = [line for line in text.splitlines() if "Horovod" in line or "gloo" in line]
-        return CommunicationError(f"{self}: {lines[0]}")
+        return CommunicationError(f"{self}: {self._owner.reason() or lines[0]}")
 
     def __str__(self) -> str:
         if not self._ranks:
@@ -109,6 +102,18 @@ class Collectives:
     def failure(self) -> Failure | None:
         """Why the pipeline cannot go on, if it cannot."""
         return self.watch.failure_of(self.name) if self.watch is not None else None
+
+    def reason(self) -> str:
+        """Why the pipeline cannot go on; waits a moment for the watch to know. Empty if it can."""
+        end = time.monotonic() + _REASON_SECONDS
+        while self.watch is not None:
+            failure = self.failure()
+            if failure is not None:
+                return failure.why
+            if time.monotonic() > end:
+                break
+            time.sleep(_LOOK_SECONDS)
+        return ""
 
     def silence(self) -> str:
         """What is known of other ranks after a wait that took too long, to add to its error."""

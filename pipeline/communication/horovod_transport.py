@@ -21,7 +21,6 @@ from pipeline.communication.transport import TransportCounters
 from pipeline.errors import CommunicationError, CommunicationTimeout
 
 _HEADER = np.dtype("<i8")
-_REASON_SECONDS = 1.0
 
 
 class HorovodTransfer:
@@ -90,6 +89,7 @@ class HorovodTransport:
     ) -> None:
         self.timeout = timeout
         self.silence: Callable[[], str] = str
+        self.reason: Callable[[], str] = str
         self._rank = rank
         self._prefix = name
         self._sets = {}
@@ -104,7 +104,6 @@ class HorovodTransport:
         self._lock = threading.Lock()
         self._counters = TransportCounters()
         self._broken: str | None = None
-        self._failed = threading.Event()
         self._under_way: weakref.WeakSet[HorovodTransfer] = weakref.WeakSet()
 
     def isend(
@@ -162,9 +161,8 @@ class HorovodTransport:
             )
         if transfer.problem is not None:
             why: object = transfer.problem
-            # Horovod's own error comes at once when a rank has died, the reason a moment later.
-            if not isinstance(why, CommunicationError) and self._failed.wait(_REASON_SECONDS):
-                why = self._broken
+            if not isinstance(why, CommunicationError):
+                why = self.reason() or why
             raise CommunicationError(f"{what}: {why}") from transfer.problem
         tensors, transfer.tensors = transfer.tensors, []
         return tensors
@@ -186,7 +184,6 @@ class HorovodTransport:
         with self._lock:
             self._broken = self._broken or why
             under_way = list(self._under_way)
-        self._failed.set()
         for transfer in under_way:
             transfer.fail(why)
 

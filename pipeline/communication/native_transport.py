@@ -55,6 +55,7 @@ class NativeTransport:
             raise CommunicationError(native.problem)
         self.timeout = timeout
         self.silence: Callable[[], str] = str
+        self.reason: Callable[[], str] = str
         self._endpoint = native.core.Endpoint(
             rank, secret, interface or local_interface(), WINDOW_BYTES
         )
@@ -119,6 +120,8 @@ class NativeTransport:
             )
         problem = transfer.problem
         if problem is not None:
+            if transfer.was_cut:
+                problem = self.reason() or problem
             raise CommunicationError(f"{what}: {problem}")
         dtypes = transfer.dtypes
         return native.operations.pipeline_take(transfer.id, T=dtypes) if dtypes else []

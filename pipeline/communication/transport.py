@@ -60,11 +60,14 @@ class Transport(Protocol):
         name: `native` or `horovod`.
         timeout: seconds that `wait` waits at most, unless told otherwise.
         silence: what is known of other ranks when a wait took too long, to add to its error.
+        reason: why another rank has failed, after a moment if need be, where a connection just
+            ended; empty if nothing is known.
     """
 
     name: str
     timeout: float
     silence: Callable[[], str]
+    reason: Callable[[], str]
 
     def isend(
         self,

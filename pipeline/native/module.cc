@@ -83,6 +83,9 @@ py::object Problem(Transfer& transfer) {
   return py::str(std::string(status.message()));
 }
 
+// The connection ended, and nobody has said why.
+bool WasCut(Transfer& transfer) { return absl::IsUnavailable(transfer.status()); }
+
 std::vector<int> Dtypes(const Transfer& transfer) {
   std::vector<int> dtypes;
   for (const auto& tensor : transfer.tensors) dtypes.push_back(tensor.dtype());
@@ -99,6 +102,7 @@ void BindTransfer(py::module_& m) {
       .def_readonly("finished", &Transfer::finished)
       .def_property_readonly("done", [](Transfer& t) { return t.Wait(0); })
       .def_property_readonly("problem", &Problem)
+      .def_property_readonly("was_cut", &WasCut)
       .def_property_readonly("dtypes", &Dtypes)
       .def("wait", &Wait);
 }

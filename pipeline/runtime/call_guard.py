@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +17,6 @@ from pipeline.errors import (
     PipelineError,
     UsageError,
 )
-
-# The end of a connection shows at once, the watch's word on it a moment later.
-_REASON_SECONDS = 1.0
-_LOOK_SECONDS = 0.02
 
 
 class CallGuard:
@@ -116,7 +111,10 @@ class CallGuard:
             silent = self._watch.silent_ranks()
             failure = Failure(str(error), silent[0] if silent else -1, "silent", self._name)
         elif isinstance(error, CommunicationError):
-            failure = self._known_failure() or Failure(str(error), -1, "failed", self._name)
+            # The watch has told the others why; if not, this is news to them.
+            failure = self._watch.failure_of(self._name) or Failure(
+                str(error), -1, "failed", self._name
+            )
         else:
             text = f": {error}" if str(error) else ""
             why = f"rank {self._rank} failed in {call}: {type(error).__name__}{text}"
@@ -128,12 +126,3 @@ class CallGuard:
             self._save_what_is_left()
         else:
             self._is_rescued = True  # what this rank holds may be half done
-
-    def _known_failure(self) -> Failure | None:
-        end = time.monotonic() + _REASON_SECONDS
-        while time.monotonic() < end:
-            failure = self._watch.failure_of(self._name)
-            if failure is not None:
-                return failure
-            time.sleep(_LOOK_SECONDS)
-        return None

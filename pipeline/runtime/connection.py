@@ -113,7 +113,7 @@ def connect(
             timeout,
             only_tcp=wanted == "tcp",
         )
-    transport.silence = collectives.silence
+    transport.silence, transport.reason = collectives.silence, collectives.reason
     return transport
 
 
