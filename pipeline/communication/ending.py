@@ -88,8 +88,11 @@ def _outlive_horovods_abort(watch: Watch) -> None:
         # The second word of a `std::type_info` is the type's name.
         name = ctypes.string_at(kind[1]) if kind else b""
         if b"gloo" in name or b"horovod" in name:
+            end = time.monotonic() + _ABORT_SECONDS
+            while not watch.is_failing and time.monotonic() < end - _ABORT_SECONDS + 1:
+                time.sleep(0.02)  # the watch knows better what has happened, in a moment
             watch.notice(Failure("Horovod lost its connection to another rank", -1, "silent"))
-            time.sleep(_ABORT_SECONDS)
+            time.sleep(max(0.0, end - time.monotonic()))
 
     _held.append(hold)
     set_terminate(hold)

@@ -286,7 +286,11 @@ class Watch:
         peer.socket.close()
         if peer.said_bye or self._closing:
             return
-        failure = Failure(f"rank {peer.rank} was lost: its process has ended", peer.rank, "lost")
+        _, doing = self._heard.get(peer.rank, (0.0, ""))
+        last = f" (it was last heard of in {doing})" if doing else ""
+        failure = Failure(
+            f"rank {peer.rank} was lost: its process has ended{last}", peer.rank, "lost"
+        )
         self._broadcast(_failed(failure), besides=peer.rank)
         self._enter(failure)
 

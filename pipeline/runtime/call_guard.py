@@ -92,7 +92,9 @@ class CallGuard:
             raise PipelineError("this pipeline is closed")
         if self._broken is not None:
             self._save_what_is_left()
-            raise CommunicationError(f"this pipeline cannot go on: {self._broken}")
+            raise CommunicationError(
+                f"{self._call} did not begin, this pipeline cannot go on: {self._broken}"
+            )
 
     def _on_failure(self, failure: Failure) -> None:
         """Called by the watch's thread."""
@@ -117,6 +119,8 @@ class CallGuard:
             )
         else:
             text = f": {error}" if str(error) else ""
+            doing = self.doing()
+            text += f" (in {doing})" if doing else ""
             why = f"rank {self._rank} failed in {call}: {type(error).__name__}{text}"
             failure = Failure(why, self._rank, "failed", self._name)
         self._broken = self._broken or failure.why

@@ -39,6 +39,7 @@ from pipeline.schedules import Schedule
 _SPECS = encode("SPECS")
 _OUTPUTS = encode("OUTPUTS")
 _FETCH = encode("FETCH")
+_SUM = encode("SUM")
 
 
 @dataclass
@@ -331,6 +332,28 @@ class Deployment:
             if onward and 0 <= neighbour < place.num_stages:
                 self._transport.isend(place.peer(neighbour), _OUTPUTS, message)
         return decode(json.loads(message[0].numpy().tobytes()), list(message[1:]))
+
+    def sum_over_stages(self, value: float) -> float:
+        """The sum of a number over the ranks of this replica, on each of them."""
+        place, total = self._place, value
+
+        def received(neighbour: int) -> float:
+            transfer = self._transport.irecv(place.peer(neighbour), _SUM)
+            return float(self._transport.wait(transfer, "the loss of the replica")[0])
+
+        def send(neighbour: int) -> None:
+            message = [tf.constant(total, tf.float64)]
+            self._transport.isend(place.peer(neighbour), _SUM, message)
+
+        # From the first stage to the last, which then has it all, and back.
+        if place.stage > 0:
+            total += received(place.stage - 1)
+        if place.stage < place.num_stages - 1:
+            send(place.stage + 1)
+            total = received(place.stage + 1)
+        if place.stage > 0:
+            send(place.stage - 1)
+        return total
 
     def gather_weights(self) -> dict[str, np.ndarray] | None:
         """See `Pipeline.gather_weights`."""

@@ -63,8 +63,12 @@ class Pipeline:
         seed: determines dropout masks and the initial values of unbuilt layers.
         metrics: Keras metrics, see `metric_results`.
         transport: `auto` (shared memory on one host, TCP between hosts), `tcp` or `horovod`.
-        emergency: a path. When a rank fails, the others write a checkpoint there before they raise,
-            if they still hold every stage between them: so with two replicas or more.
+        checkpoint: a folder. If it holds a checkpoint, training goes on from there: `steps` then
+            says how many calls of `train_step` are done.
+        save_every: the calls of `train_step` after each of which `checkpoint` is written; 0: none.
+        emergency: True, or another folder than `checkpoint`. When a rank fails, the others write a
+            checkpoint there before they raise, if they still hold every stage between them: so with
+            two replicas or more.
 
     Raises:
         ValueError: if an argument cannot be used, or Horovod is not initialised.
@@ -97,6 +101,8 @@ class Pipeline:
         seed: int = 0,
         metrics: Sequence[Any] = (),
         transport: str = "auto",
+        checkpoint: Any = None,
+        save_every: int = 0,
         emergency: Any = None,
     ) -> None:
         import horovod.tensorflow as hvd
@@ -126,7 +132,9 @@ class Pipeline:
                 f"the job has {size} ranks, which {num_stages} stages do not divide; start it with "
                 f"a multiple of {num_stages}: horovodrun -np {num_stages} ..."
             )
-        if emergency is not None and size == num_stages:
+        if (save_every or emergency is True) and checkpoint is None:
+            raise UsageError("save_every and emergency=True need checkpoint, the folder to write to")
+        if emergency and size == num_stages:
             raise UsageError(
                 "emergency needs two replicas or more: with one, nobody else has the weights of a "
                 f"rank that is lost; start the job with a multiple of {num_stages} ranks"
@@ -163,7 +171,9 @@ class Pipeline:
         self._deployment: Deployment | None = None
         self._restoring: Any = None
         self._progress = Progress(seed=seed)
-        self._emergency = None if emergency is None else Path(emergency)
+        folder = checkpoint if emergency is True else emergency
+        self._emergency = Path(folder) if folder else None
+        self._checkpoint, self._save_every = checkpoint, save_every
         # While weights and states are not those of the same moment, what they were.
         self._boundary: Boundary | None = None
         # What all ranks agreed on at the end of the latest step.
@@ -172,6 +182,8 @@ class Pipeline:
         self._transports: list[str] = []
         self._cpu_seconds = 0.0
         self._latest = StepResult()
+        if checkpoint is not None:
+            self._go_on_from(checkpoint)
 
     # --- training ------------------------------------------------------------------------------
 
@@ -215,6 +227,8 @@ class Pipeline:
             schedule_seconds = time.monotonic() - started
             loss = self._finish_step(deployment, result, count, total, schedule_seconds, begin)
             self._metrics.update(self._hub, self._is_last, result, data, self._place)
+            if self._save_every and progress.steps % self._save_every == 0:
+                self._save(self._checkpoint)
             return loss
 
     def _finish_step(
@@ -295,17 +309,35 @@ class Pipeline:
 
     # --- evaluation ----------------------------------------------------------------------------
 
-    def evaluate(self, x: Any, y: Any, sample_weight: Any = None) -> float:
+    def evaluate(
+        self, x: Any, y: Any, sample_weight: Any = None, replica_only: bool = False
+    ) -> float:
         """The mean loss of the global batch without training, on every rank.
 
         A batch with fewer samples than micro-batches is split into as many as it has samples.
+
+        Args:
+            x: as `train_step` takes it.
+            y: the same.
+            sample_weight: the same.
+            replica_only: the mean over this replica's batch instead. Then only its own ranks call
+                this, as often as they like; metrics stay as they are.
         """
+        others = {"y": y, "sample_weight": sample_weight}
         with self._guard.call("evaluate"):
-            count, total = self._count(x, {"y": y, "sample_weight": sample_weight}, 1)
+            if replica_only:
+                self._need_deployment()
+                count = check_batch(x, others, 1)
+                total = float(count)
+            else:
+                count, total = self._count(x, others, 1)
             deployment = self._deployed(x, count)
             sizes = sizes_of(count, min(count, self.schedule.num_microbatches))
             data = self._data(x, y, sample_weight, sizes, [])
-            result = deployment.executor.infer(data, keep_outputs=bool(self._metrics))
+            keeps_outputs = bool(self._metrics) and not replica_only
+            result = deployment.executor.infer(data, keep_outputs=keeps_outputs)
+            if replica_only:
+                return deployment.sum_over_stages(result.loss) / total
             rows = self._hub.exchange([result.loss], "the loss of evaluate")
             self._metrics.update(self._hub, self._is_last, result, data, self._place)
             return float(rows[:, 0].sum()) / total
@@ -365,12 +397,15 @@ class Pipeline:
         Raises:
             CheckpointError: if it cannot be written; training can go on.
         """
-        from pipeline.runtime import checkpoint
-
         with self._guard.call("save"):
             if position is not None:
                 self.position = position
-            checkpoint.save(path, self._need_deployment(), self._hub, self._progress)
+            self._save(path)
+
+    def _save(self, path: Any) -> None:
+        from pipeline.runtime import checkpoint
+
+        checkpoint.save(path, self._need_deployment(), self._hub, self._progress)
 
     def restore(self, path: Any) -> Any:
         """Reads a checkpoint; before the first batch, weights follow when the model is built.
@@ -393,6 +428,14 @@ class Pipeline:
             self._progress = reader.progress
             self._request.model.seed = reader.progress.seed
             return self.position
+
+    def _go_on_from(self, path: Any) -> None:
+        from pipeline.runtime import shards
+
+        # Rank 0 decides, so that all do the same.
+        found = shards.is_checkpoint(path) if self._hub.is_root else None
+        if self._hub.gather(found, "the checkpoint to go on from")[0]:
+            self.restore(path)
 
     def _restore(self, reader: Any) -> None:
         reader.restore(self._deployment, self._hub)

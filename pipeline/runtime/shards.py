@@ -159,6 +159,11 @@ def commit(folder: Path, shards: list[Shard], entries: list[Entry], about: dict[
                 path.unlink()
 
 
+def is_checkpoint(path: Any) -> bool:
+    """Whether a checkpoint was ever completed in a folder."""
+    return (Path(path) / MANIFEST).exists()
+
+
 def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

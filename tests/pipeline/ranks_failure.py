@@ -61,14 +61,15 @@ def trouble():
 
 
 def arm():
-    """Has the second call of the function, in the third step, lead to trouble."""
+    """Has a call of the function, in the third step, lead to trouble."""
     owner, name = PLACES[CASE["at"]]
     original, calls = getattr(owner, name), 0
 
     def troubled(*arguments, **options):
         nonlocal calls
-        calls += step == 2
-        if step == 2 and calls == CASE.get("call", 1):
+        due = step == 2 or CASE["at"] == "build"
+        calls += due
+        if due and calls == CASE.get("call", 1):
             trouble()
         return original(*arguments, **options)
 
@@ -85,8 +86,6 @@ def run():
     mine = hvd.rank() == CASE["who"]
     if mine and CASE.get("at") in PLACES:
         arm()
-    if mine and CASE.get("at") == "build":
-        step = 2
     options = {
         "num_stages": hvd.size(),
         "num_microbatches": 6,

@@ -18,7 +18,7 @@ from launch import start
 pytestmark = pytest.mark.horovod
 PROGRAM = Path(__file__).parent / "ranks_failure.py"
 TIMEOUT = 8.0  # of the pipelines
-ACTION = r"stage \d, (before [FBW]\d|at the end of the step).*waited for \w+\d[<>]\d \(micro-batch \d"
+ACTION = r"stage \d, .*micro-batch \d"
 # How each trouble shows in the others' errors.
 WHY = {
     "raise": "rank {who} failed in {call}: ArithmeticError: this rank has a bug",
