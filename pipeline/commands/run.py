@@ -20,9 +20,9 @@ DESCRIPTION = """\
 Runs SCRIPT in so many processes with this Python, by horovodrun, which ends with a non-zero exit
 code if one of them fails. What follows SCRIPT goes to the script.
 
-With --restarts, a job that fails, because a rank was lost for example, is launched again. The script
-goes on from its last checkpoint if its pipeline is made with checkpoint=PATH and save_every=STEPS,
-and its loop begins at pipe.steps. PIPELINE_ATTEMPT counts the launches, from 0.
+With --restarts, a job that fails, because a rank was lost for example, is launched again. The
+script goes on from its last checkpoint if its pipeline is made with checkpoint=PATH and
+save_every=STEPS, and its loop begins at pipe.steps. PIPELINE_ATTEMPT counts the launches, from 0.
 """
 
 EPILOG = """\

@@ -73,7 +73,6 @@ def _tell_of_uncaught_exceptions(watch: Watch) -> None:
 
 def _outlive_horovods_abort(watch: Watch) -> None:
     """Holds a thread that C++ would abort the process from, until the program has ended."""
-
     try:
         library = ctypes.CDLL("libstdc++.so.6")
         set_terminate = library._ZSt13set_terminatePFvvE

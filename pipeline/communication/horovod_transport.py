@@ -156,9 +156,7 @@ class HorovodTransport:
         """See `Transport`."""
         seconds = self.timeout if timeout is None else timeout
         if not transfer.wait(seconds):
-            raise CommunicationTimeout(
-                f"{what}: nothing came within {seconds:g} s{self.silence()}"
-            )
+            raise CommunicationTimeout(f"{what}: nothing came within {seconds:g} s{self.silence()}")
         if transfer.problem is not None:
             why: object = transfer.problem
             if not isinstance(why, CommunicationError):

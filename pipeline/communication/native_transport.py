@@ -115,9 +115,7 @@ class NativeTransport:
         """See `Transport`."""
         seconds = self.timeout if timeout is None else timeout
         if not transfer.wait(seconds):
-            raise CommunicationTimeout(
-                f"{what}: nothing came within {seconds:g} s{self.silence()}"
-            )
+            raise CommunicationTimeout(f"{what}: nothing came within {seconds:g} s{self.silence()}")
         problem = transfer.problem
         if problem is not None:
             if transfer.was_cut:

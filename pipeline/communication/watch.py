@@ -17,11 +17,8 @@ of the first; then the pipelines are told, so that whatever waits raises.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import json
 import os
-import secrets
 import selectors
 import socket
 import threading
@@ -31,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.communication.greeting import admit, present
 from pipeline.errors import CommunicationError
 
 _BEAT_SECONDS = 1.0
@@ -38,9 +36,7 @@ _BEAT_SECONDS = 1.0
 _SILENT_SECONDS = 3.5
 # After one failure the others that it leads to are not printed for so long.
 _ECHO_SECONDS = 10.0
-_GREETING_SECONDS = 5.0
 _LONGEST_LINE = 1 << 16
-_NONCE_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -216,7 +212,7 @@ class Watch:
             except TimeoutError:
                 missing = sorted(set(range(1, self.size)) - set(self._peers))
                 raise CommunicationError(f"ranks {missing} did not connect to rank 0") from None
-            rank = _admit(connection, self._secret)
+            rank = admit(connection, self._secret)
             if rank is None or rank in self._peers or not 0 < rank < self.size:
                 connection.close()
                 continue
@@ -226,7 +222,7 @@ class Watch:
     def _connect(self, address: str, port: int, timeout: float) -> None:
         try:
             connection = socket.create_connection((address, port), timeout=timeout)
-            _present(connection, self._secret, self.rank)
+            present(connection, self._secret, self.rank)
         except OSError as error:
             raise CommunicationError(
                 f"rank {self.rank} cannot connect to rank 0 at {address}:{port}: {error}"
@@ -380,45 +376,3 @@ def _failed(failure: Failure) -> dict[str, Any]:
         "how": failure.kind,
         "pipeline": failure.pipeline,
     }
-
-
-# --- the greeting: each side proves that it knows the secret, which itself is never sent ----------
-
-
-def _proof(secret: bytes, *parts: bytes) -> bytes:
-    return hmac.digest(secret, b"/".join(parts), hashlib.sha256)
-
-
-def _admit(connection: socket.socket, secret: bytes) -> int | None:
-    """The rank at the other end of a fresh connection, if it knows the secret."""
-    connection.settimeout(_GREETING_SECONDS)
-    try:
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        connection.sendall(nonce)
-        rank, theirs, proof = (_exactly(connection, n) for n in (4, _NONCE_BYTES, 32))
-        if not hmac.compare_digest(proof, _proof(secret, b"rank", nonce, rank, theirs)):
-            return None
-        connection.sendall(_proof(secret, b"root", theirs, rank, nonce))
-        return int.from_bytes(rank, "big")
-    except OSError:
-        return None
-
-
-def _present(connection: socket.socket, secret: bytes, rank: int) -> None:
-    """The other end of `_admit`; raises OSError if it is not one of the job."""
-    mine, number = secrets.token_bytes(_NONCE_BYTES), rank.to_bytes(4, "big")
-    nonce = _exactly(connection, _NONCE_BYTES)
-    connection.sendall(number + mine + _proof(secret, b"rank", nonce, number, mine))
-    proof = _exactly(connection, 32)
-    if not hmac.compare_digest(proof, _proof(secret, b"root", mine, number, nonce)):
-        raise OSError("whoever answers there does not know the job's secret")
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = connection.recv(count - len(data))
-        if not piece:
-            raise OSError("the connection ended")
-        data += piece
-    return data

@@ -111,7 +111,7 @@ Link::~Link() { Close(0); }
 absl::Status Link::Ended() const {
   return absl::UnavailableError(
       peer_closed_
-          ? absl::StrCat("rank ", peer_, " has closed its pipeline or ended its program")
+          ? absl::StrCat("rank ", peer_, " has ended or closed its pipeline")
           : absl::StrCat("the connection to rank ", peer_, " was lost: its process has ended"));
 }
 

@@ -1,4 +1,4 @@
-"""Around every call of a pipeline: one at a time, and a failure anywhere is a failure everywhere."""
+"""Around every call of a pipeline: one at a time, and what fails anywhere fails everywhere."""
 
 from __future__ import annotations
 

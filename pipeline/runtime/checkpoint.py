@@ -176,7 +176,11 @@ class Reader:
     def _check_names(self, deployment: Deployment) -> None:
         expected = names_of(deployment)
         found = {name for name in self._folder.entries if not name.startswith("gradients/")}
-        for kind, what in (("weights", "model"), ("slots", "optimizer"), ("optimizer", "optimizer")):
+        for kind, what in (
+            ("weights", "model"),
+            ("slots", "optimizer"),
+            ("optimizer", "optimizer"),
+        ):
             missing, surplus = (
                 sorted(name for name in names if name.startswith(f"{kind}/"))
                 for names in (expected - found, found - expected)
@@ -189,9 +193,7 @@ class Reader:
                     f"{max(0, len(missing) - 3) + max(0, len(surplus) - 3)} more)"
                 )
 
-    def _visit(
-        self, deployment: Deployment, visit: Callable[[Any, np.ndarray, str], None]
-    ) -> None:
+    def _visit(self, deployment: Deployment, visit: Callable[[Any, np.ndarray, str], None]) -> None:
         """Calls a function with each of this rank's variables, its value and where that is from."""
         slots = deployment.updater.slots
         for key, variable in deployment.variables():

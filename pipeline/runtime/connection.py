@@ -1,4 +1,4 @@
-"""Connects the ranks of a job: once by the watch, and for each pipeline as its schedule needs it."""
+"""Connects the ranks: once a job by the watch, and for each pipeline as its schedule needs it."""
 
 from __future__ import annotations
 

@@ -272,9 +272,7 @@ class Deployment:
             self._chunks_of_weights(bodies),
             request.collectives,
         )
-        self.averages = StateAverage(
-            self.states, self._groups(self.states), request.collectives
-        )
+        self.averages = StateAverage(self.states, self._groups(self.states), request.collectives)
         # Of the first rank that has weights: only there the optimizer is built.
         slots = self.updater.slots
         known = self._hub.gather([slots.names(), sorted(slots.shared())], "the optimizer's slots")

@@ -19,21 +19,25 @@ from pipeline.runtime.batches import check_batch, num_samples, sizes_of, split
 from pipeline.runtime.call_guard import CallGuard
 from pipeline.runtime.connection import connect, join_job
 from pipeline.runtime.deployment import Deployment, Place, Request
-from pipeline.runtime.executor import StepData, StepResult
 from pipeline.runtime.metrics import Metrics
 from pipeline.runtime.model import Model
 from pipeline.runtime.optimizer import check_optimizer
+from pipeline.runtime.persistence import Persistence
 from pipeline.runtime.progress import Boundary, Progress
 from pipeline.runtime.report import Report
-from pipeline.runtime.settings import make_schedule, recompute_flags
+from pipeline.runtime.settings import (
+    check_keeping,
+    check_settings,
+    make_schedule,
+    recompute_flags,
+)
+from pipeline.runtime.step import StepData, StepResult
 from pipeline.runtime.structure import flatten
 
-_STAGE_MODES = ("function", "eager", "terra")
-_PARTITIONS = ("uniform", "parameters", "time")
 _number = itertools.count()
 
 
-class Pipeline:
+class Pipeline(Persistence):
     """A model that trains in p stages, one a rank, on r = hvd.size() / p replicas.
 
         pipe = pipeline.Pipeline(layers, loss=loss, optimizer=optimizer, num_stages=4,
@@ -109,21 +113,9 @@ class Pipeline:
 
         if not hvd.is_initialized():
             raise UsageError("call hvd.init() before making a Pipeline")
-        if isinstance(partition, str) and partition not in _PARTITIONS:
-            raise UsageError(
-                f"partition must be one of {', '.join(_PARTITIONS)} or a list of cut indices, "
-                f"not {partition!r}"
-            )
-        if stage_mode not in _STAGE_MODES:
-            raise UsageError(
-                f"stage_mode must be one of {', '.join(_STAGE_MODES)}, not {stage_mode!r}"
-            )
+        check_settings(partition, stage_mode, accumulate, timeout)
         if not callable(loss):
             raise TypeError(f"loss must be callable as loss(y_true, y_pred), not {loss!r}")
-        if not isinstance(accumulate, int) or accumulate < 1:
-            raise UsageError(f"accumulate must be a positive int, not {accumulate!r}")
-        if not timeout > 0:
-            raise UsageError(f"timeout must be positive seconds, not {timeout!r}")
         check_optimizer(optimizer)
         self.schedule = make_schedule(schedule, num_stages, num_microbatches, num_chunks)
         rank, size = hvd.rank(), hvd.size()
@@ -132,13 +124,7 @@ class Pipeline:
                 f"the job has {size} ranks, which {num_stages} stages do not divide; start it with "
                 f"a multiple of {num_stages}: horovodrun -np {num_stages} ..."
             )
-        if (save_every or emergency is True) and checkpoint is None:
-            raise UsageError("save_every and emergency=True need checkpoint, the folder to write to")
-        if emergency and size == num_stages:
-            raise UsageError(
-                "emergency needs two replicas or more: with one, nobody else has the weights of a "
-                f"rank that is lost; start the job with a multiple of {num_stages} ranks"
-            )
+        check_keeping(checkpoint, save_every, emergency, size // num_stages)
         self.stage, self.replica = rank % num_stages, rank // num_stages
         self._place = Place(rank, self.stage, self.replica, num_stages, size // num_stages)
         collectives = Collectives(f"pipeline{next(_number)}", float(timeout), None)
@@ -168,16 +154,12 @@ class Pipeline:
             self._job.watch,
             self._save_what_is_left,
         )
-        self._deployment: Deployment | None = None
-        self._restoring: Any = None
+        self._deployment, self._restoring = None, None
         self._progress = Progress(seed=seed)
         folder = checkpoint if emergency is True else emergency
         self._emergency = Path(folder) if folder else None
         self._checkpoint, self._save_every = checkpoint, save_every
-        # While weights and states are not those of the same moment, what they were.
-        self._boundary: Boundary | None = None
-        # What all ranks agreed on at the end of the latest step.
-        self._agreed: np.ndarray | None = None
+        self._boundary, self._agreed = None, None
         self._report = Report(rank, self.stage, self.replica, transport=self._transport_name())
         self._transports: list[str] = []
         self._cpu_seconds = 0.0
@@ -386,119 +368,6 @@ class Pipeline:
         with self._guard.call("gather_weights"):
             return self._need_deployment().gather_weights()
 
-    def save(self, path: Any, position: Any = None) -> None:
-        """Writes a checkpoint that loads with any number of stages; see `checkpoint`.
-
-        Args:
-            path: a folder, on a file system that all ranks share. What was saved there stays valid
-                until the new checkpoint is whole.
-            position: in place of `self.position`.
-
-        Raises:
-            CheckpointError: if it cannot be written; training can go on.
-        """
-        with self._guard.call("save"):
-            if position is not None:
-                self.position = position
-            self._save(path)
-
-    def _save(self, path: Any) -> None:
-        from pipeline.runtime import checkpoint
-
-        checkpoint.save(path, self._need_deployment(), self._hub, self._progress)
-
-    def restore(self, path: Any) -> Any:
-        """Reads a checkpoint; before the first batch, weights follow when the model is built.
-
-        Returns:
-            The `position` that was saved with it.
-
-        Raises:
-            CheckpointError: if there is none, or it is damaged, or of another model or optimizer;
-                nothing has changed then.
-        """
-        from pipeline.runtime import checkpoint
-
-        with self._guard.call("restore"):
-            reader = checkpoint.open_together(path, self._hub)
-            if self._deployment is not None:
-                self._restore(reader)
-            else:
-                self._restoring = reader
-            self._progress = reader.progress
-            self._request.model.seed = reader.progress.seed
-            return self.position
-
-    def _go_on_from(self, path: Any) -> None:
-        from pipeline.runtime import shards
-
-        # Rank 0 decides, so that all do the same.
-        found = shards.is_checkpoint(path) if self._hub.is_root else None
-        if self._hub.gather(found, "the checkpoint to go on from")[0]:
-            self.restore(path)
-
-    def _restore(self, reader: Any) -> None:
-        reader.restore(self._deployment, self._hub)
-        self._progress, self._boundary = reader.progress, None
-
-    def export(self, path: Any) -> None:
-        """Writes the whole model from rank 0 as Keras does; see `keras_export`.
-
-        Args:
-            path: ends with `.keras` (model and weights) or `.weights.h5` (weights).
-
-        Raises:
-            ValueError: if the model cannot be written in this form.
-        """
-        from pipeline.runtime import keras_export
-
-        with self._guard.call("export"):
-            keras_export.check_path(path)
-            deployment, problem = self._need_deployment(), None
-            deployment.gather_weights()
-            if self._hub.is_root:
-                request = self._request
-                problem = keras_export.write(
-                    path, request.model, request.source, deployment.input_spec
-                )
-            problem = self._hub.gather(problem, "the exported model")[0]
-            if problem:
-                raise UsageError(problem)
-
-    def _save_what_is_left(self) -> None:
-        """Another rank has failed; see `emergency`."""
-        if self._emergency is not None and self._deployment is not None:
-            from pipeline.runtime import emergency
-
-            # Once this rank has done its part of a step, what was agreed on is all that it needs.
-            has_done = self._boundary is not None and self._progress.calls == self._accumulate
-            emergency.save(
-                self._emergency,
-                self._deployment,
-                self._job.watch,
-                self._job.secret,
-                emergency.Survivor(
-                    lambda: self._progress,
-                    lambda: self._boundary,
-                    self._agreed,
-                    self._apply if has_done else None,
-                ),
-            )
-
-    @property
-    def steps(self) -> int:
-        """The calls of `train_step` so far."""
-        return self._progress.steps
-
-    @property
-    def position(self) -> Any:
-        """The user's own place in the data."""
-        return self._progress.position
-
-    @position.setter
-    def position(self, value: Any) -> None:
-        self._progress.position = value
-
     # --- telling -------------------------------------------------------------------------------
 
     def report(self) -> Report:
@@ -580,13 +449,6 @@ class Pipeline:
         if self._restoring is not None:
             self._restore(self._restoring)
             self._restoring = None
-        return self._deployment
-
-    def _need_deployment(self) -> Deployment:
-        if self._deployment is None:
-            raise UsageError(
-                "the model is built at the first batch; train or call build(x) before this"
-            )
         return self._deployment
 
     def _data(

@@ -7,7 +7,7 @@ laid side by side. Times are those of the hosts' monotonic clocks: between hosts
 from __future__ import annotations
 
 from pipeline.communication.hub import Hub
-from pipeline.runtime.executor import StepResult
+from pipeline.runtime.step import StepResult
 from pipeline.schedules import Action, Schedule
 from pipeline.simulation import Costs, Simulation
 from pipeline.simulation.costs import ScheduleCosts

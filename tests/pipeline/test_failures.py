@@ -25,7 +25,7 @@ WHY = {
     "kill": "rank {who} was lost: its process has ended",
     "stop": r"nothing came within 8 s|not done within 8 s",
     "interrupt": "rank {who} failed in {call}: KeyboardInterrupt",
-    "exit": "rank {who} failed in {call}: SystemExit|rank {who} has closed its pipeline or ended",
+    "exit": "rank {who} failed in {call}: SystemExit|rank {who} has ended or closed its pipeline",
 }
 
 
