@@ -3,8 +3,8 @@
 A checkpoint is a folder:
 
     checkpoint.json           the manifest: which array is in which shard, with its type, shape and
-                              checksum, the sizes of the shards, how far training was, and a
-                              checksum of all that
+                              checksum, the shards' sizes and checksums, how far training was, and
+                              a checksum of all that
     <token>-<rank>.npz        a shard: NumPy arrays in a zip archive, written by one rank
 
 The manifest is replaced in one step when all its shards are on the disk, and only then the shards
@@ -61,11 +61,13 @@ class Shard:
     Attributes:
         file: its name in the folder.
         bytes: its size.
+        crc32: of the whole file.
         entries: the arrays in it.
     """
 
     file: str
     bytes: int
+    crc32: int
     entries: list[Entry]
 
     def plain(self) -> dict[str, Any]:
@@ -75,7 +77,7 @@ class Shard:
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> Shard:
         """The inverse of `plain`."""
-        return cls(plain["file"], plain["bytes"], [Entry(**entry) for entry in plain["entries"]])
+        return cls(**{**plain, "entries": [Entry(**entry) for entry in plain["entries"]]})
 
 
 def write_shard(folder: Path, file: str, arrays: Iterable[tuple[str, Any]]) -> Shard:
@@ -93,11 +95,18 @@ def write_shard(folder: Path, file: str, arrays: Iterable[tuple[str, Any]]) -> S
                     entries.append(_write_array(archive, name, value, file))
             opened.flush()
             os.fsync(opened.fileno())
-            size = opened.tell()
+        return Shard(file, path.stat().st_size, _crc32(path), entries)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return Shard(file, size, entries)
+
+
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as opened:
+        while piece := opened.read(1 << 20):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
 
 
 def _write_array(archive: zipfile.ZipFile, name: str, value: Any, file: str) -> Entry:
@@ -147,11 +156,10 @@ def commit(folder: Path, shards: list[Shard], entries: list[Entry], about: dict[
     content = {
         "format": FORMAT,
         "about": about,
-        "shards": {shard.file: shard.bytes for shard in shards},
+        "shards": {shard.file: [shard.bytes, shard.crc32] for shard in shards},
         "entries": {e.name: [e.dtype, e.shape, e.crc32, e.shard] for e in entries},
     }
-    text = json.dumps({**content, "sha256": _checksum(content)}, indent=1)
-    write_text(folder / MANIFEST, text)
+    write_text(folder / MANIFEST, _text(content))
     kept = {shard.file for shard in shards}
     for path in [*folder.glob("*.npz"), *folder.glob(".*.unfinished"), *folder.glob("*.note")]:
         if path.name not in kept:
@@ -164,8 +172,10 @@ def is_checkpoint(path: Any) -> bool:
     return (Path(path) / MANIFEST).exists()
 
 
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _text(content: dict[str, Any]) -> str:
+    """The manifest's text, with the checksum of its content at the end."""
+    checksum = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**content, "sha256": checksum}, indent=1)
 
 
 class Folder:
@@ -184,28 +194,28 @@ class Folder:
 
     def __init__(self, path: Any) -> None:
         self.path = Path(path)
-        content = self._read_manifest()
+        content, text = self._read_manifest()
         try:
-            checksum = content.pop("sha256")
+            content.pop("sha256")
             if content["format"] != FORMAT:
                 raise CheckpointError(
                     f"{self.path} has the format {content['format']!r}; this version reads "
                     f"{FORMAT!r}"
                 )
-            if checksum != _checksum(content):
+            if text != _text(content):
                 raise CheckpointError(
                     f"{self.path} is damaged: {MANIFEST} does not have the checksum it names"
                 )
             self.about: dict[str, Any] = content["about"]
             self.entries = {n: Entry(n, *row) for n, row in content["entries"].items()}
-            self._sizes: dict[str, int] = content["shards"]
+            self._shards: dict[str, list[int]] = content["shards"]
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{self.path / MANIFEST} is not of a pipeline's checkpoint: it lacks {error}"
             ) from None
         self._archives: dict[str, zipfile.ZipFile] = {}
 
-    def _read_manifest(self) -> dict[str, Any]:
+    def _read_manifest(self) -> tuple[dict[str, Any], str]:
         if not self.path.exists():
             raise CheckpointError(f"there is no checkpoint {self.path}")
         manifest = self.path / MANIFEST
@@ -216,12 +226,13 @@ class Folder:
         try:
             if manifest.stat().st_size > _LARGEST_MANIFEST:
                 raise ValueError("it is too large")
-            content = json.loads(manifest.read_bytes())
+            text = manifest.read_text("utf-8")
+            content = json.loads(text)
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path} is damaged: {MANIFEST}: {error}") from None
         if not isinstance(content, dict) or "format" not in content:
             raise CheckpointError(f"{manifest} is not of a pipeline's checkpoint")
-        return content
+        return content, text
 
     def read(self, name: str) -> np.ndarray:
         """An array, in the type and shape that the manifest names.
@@ -254,15 +265,19 @@ class Folder:
     def _archive(self, file: str) -> zipfile.ZipFile:
         if file not in self._archives:
             path = self.path / file
-            if Path(file).name != file or file not in self._sizes:
+            if Path(file).name != file or file not in self._shards:
                 raise CheckpointError(f"{self.path} is damaged: {MANIFEST} names a file {file!r}")
             if not path.is_file():
                 raise CheckpointError(f"{self.path} is incomplete: it has no file {file}")
-            size = path.stat().st_size
-            if size != self._sizes[file]:
+            size, checksum = self._shards[file]
+            if path.stat().st_size != size:
                 raise CheckpointError(
-                    f"{self.path} is damaged: {file} has {size} bytes instead of "
-                    f"{self._sizes[file]}"
+                    f"{self.path} is damaged: {file} has {path.stat().st_size} bytes instead of "
+                    f"{size}"
+                )
+            if _crc32(path) != checksum:
+                raise CheckpointError(
+                    f"{self.path} is damaged: {file} does not have the checksum in {MANIFEST}"
                 )
             self._archives[file] = zipfile.ZipFile(path)
         return self._archives[file]

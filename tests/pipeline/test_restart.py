@@ -81,7 +81,9 @@ def test_goes_on_from_what_the_survivors_wrote(at, who, more, begin, tmp_path, u
     options = {"checkpoint": str(tmp_path / "saved"), "emergency": True}
     case = {"options": options, "who": who, "at": at, "step": 5, **more}
     printed = check(case, tmp_path, uninterrupted, begin)
-    said = {int(rank) for rank in re.findall(r"rank (\d): emergency checkpoint after step", printed)}
+    said = {
+        int(rank) for rank in re.findall(r"rank (\d): emergency checkpoint after step", printed)
+    }
     assert said == {0, 1, 2, 3} - {who}, printed
     left = [path.name for path in (tmp_path / "saved").iterdir()]
     assert all(name == "checkpoint.json" or name.endswith(".npz") for name in left), left
