@@ -18,6 +18,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
+from pipeline import native
 from pipeline.communication.watch import Failure, Watch, say
 
 # What a rank gets to raise its error and save what it can: the launcher gives five seconds.
@@ -45,17 +46,23 @@ def prepare(watch: Watch) -> None:
 
 
 def _leave_horovod_behind(failure: Failure) -> None:
-    """After the loss of a rank, the end of this process no longer waits for Horovod."""
+    """After the loss of a rank, the end of this process no longer waits for Horovod.
+
+    Its exit code is not 0 then: otherwise, if a rank is stopped and the programs of all others
+    catch the error, the launcher would wait for the stopped one for ever.
+    """
     if not failure.ends_horovod or "left" in _held:
         return
     _held.append("left")
     import horovod.tensorflow as hvd
 
     atexit.unregister(hvd.shutdown)
-    # The destructor of Horovod's state waits as well. What is registered last runs first: C's
-    # `_exit` with the exit code, once Python has finalised and flushed.
-    libc = ctypes.CDLL(None)
-    libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+    # The destructor of Horovod's state waits as well.
+    if native.core is not None:
+        native.core.end_without_destructors()
+    else:  # almost the same: C's `_exit` with the exit code, once Python has finalised and flushed
+        libc = ctypes.CDLL(None)
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
 def _tell_of_uncaught_exceptions(watch: Watch) -> None:

@@ -107,7 +107,7 @@ class Watch:
         self._peers: dict[int, _Peer] = {}
         self._lock = threading.RLock()
         self._failures: list[Failure] = []
-        self._latest_failure = -_ECHO_SECONDS
+        self._latest_failure = self._said = -_ECHO_SECONDS
         self._on_failure: list[Callable[[Failure], None]] = []
         self._subscribers: list[tuple[str, weakref.WeakMethod[Callable[[Failure], None]]]] = []
         # Rank → when it was last heard of, and what it was doing; on rank 0.
@@ -148,9 +148,18 @@ class Watch:
         self._on_failure.append(function)
 
     def give_up(self, failure: Failure) -> None:
-        """Tells all ranks of a failure; of several of one pipeline, only the first counts."""
+        """Tells all ranks of a failure of this one."""
         if self._enter(failure, aloud=False):
             self._broadcast(_failed(failure), besides=self.rank)
+
+    def has_said(self) -> bool:
+        """Whether this rank has printed why it fails, in the last moments."""
+        return time.monotonic() < self._said + _ECHO_SECONDS
+
+    def say(self, text: str) -> None:
+        """Prints why this rank fails."""
+        self._said = time.monotonic()
+        say(self.rank, text)
 
     def notice(self, failure: Failure) -> None:
         """Takes in a failure that this rank alone has to know of."""
@@ -321,7 +330,7 @@ class Watch:
             self._failures.append(failure)
             subscribers = [(name, method()) for name, method in self._subscribers]
         if is_news and aloud:
-            say(self.rank, f"{failure.why}; here: {self._doing()}")
+            self.say(f"{failure.why}; here: {self._doing()}")
         for function in self._on_failure:
             function(failure)
         for name, method in subscribers:

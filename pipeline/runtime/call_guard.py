@@ -127,6 +127,9 @@ class CallGuard:
         self._watch.give_up(failure)
         self._transport.abort(failure.why)
         if isinstance(error, CommunicationError):
+            # At once: the launcher may end this process before the program has printed the error.
+            if not self._watch.has_said():
+                self._watch.say(str(error))
             self._save_what_is_left()
         else:
             self._is_rescued = True  # what this rank holds may be half done
