@@ -145,7 +145,9 @@ def memory_comes_back():
         del pipe, layers
         keras.backend.clear_session()
         gc.collect()
-        return watched() is None, held, resident()
+        found = watched() is None, held, resident()
+        print("CYCLE", hvd.rank(), found, flush=True)
+        return found
 
     cycle()
     results = [cycle() for _ in range(4)]
@@ -318,6 +320,7 @@ def keras_files():
     model.load_weights(f"{path}.weights.h5")
     loaded = keras.models.load_model(f"{path}.2.keras")
     again = keras.Sequential(mlp())
+    again.build((None, 8))
     again.load_weights(f"{path}.3.weights.h5")
     return {
         "refused": "not a layer of Keras 3" in refused,
