@@ -235,7 +235,8 @@ class Updater:
                     )
                 )
             variables = [self._variables[number] for number in chosen]
-            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            with tensorflow_internals.direct_updates(self.optimizer):
+                self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
             with tf.control_dependencies(gradients):
                 for accumulator in self.accumulators:
                     accumulator.assign(tf.zeros_like(accumulator))

@@ -145,9 +145,7 @@ def memory_comes_back():
         del pipe, layers
         keras.backend.clear_session()
         gc.collect()
-        found = watched() is None, held, resident()
-        print("CYCLE", hvd.rank(), found, flush=True)
-        return found
+        return watched() is None, held, resident()
 
     cycle()
     results = [cycle() for _ in range(4)]

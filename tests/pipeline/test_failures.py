@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from launch import start
 
-pytestmark = pytest.mark.horovod
+pytestmark = [pytest.mark.horovod, pytest.mark.timeout(400)]
 PROGRAM = Path(__file__).parent / "ranks_failure.py"
 TIMEOUT = 8.0  # of the pipelines
 ACTION = r"stage \d, .*micro-batch \d"

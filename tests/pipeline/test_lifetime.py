@@ -9,7 +9,7 @@ import pytest
 from launch import launch
 from test_runtime import SGD, all_true, at_most, equals, judge
 
-pytestmark = pytest.mark.horovod
+pytestmark = [pytest.mark.horovod, pytest.mark.timeout(400)]
 PROGRAM = Path(__file__).parent / "ranks_lifetime.py"
 
 # In the order of the cases: what the refusal says.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launch import environment
 
-pytestmark = pytest.mark.horovod
+pytestmark = [pytest.mark.horovod, pytest.mark.timeout(900)]
 PROGRAM = Path(__file__).parent / "ranks_restart.py"
 
 
@@ -23,7 +23,7 @@ def run(case, folder, name, *options):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=400,
     )
     losses = {}
     for attempt in sorted(folder.glob(f"{name}.[0-9]*")):
