@@ -97,7 +97,9 @@ def _outlive_horovods_abort(watch: Watch) -> None:
             end = time.monotonic() + _ABORT_SECONDS
             while not watch.is_failing and time.monotonic() < end - _ABORT_SECONDS + 1:
                 time.sleep(0.02)  # the watch knows better what has happened, in a moment
-            watch.notice(Failure("Horovod lost its connection to another rank", -1, "silent"))
+            if not watch.is_failing:
+                why = f"Horovod lost its connection to another rank; {watch.silence()}"
+                watch.notice(Failure(why, -1, "silent"))
             time.sleep(max(0.0, end - time.monotonic()))
 
     _held.append(hold)

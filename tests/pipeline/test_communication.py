@@ -23,6 +23,7 @@ from pipeline.communication import native_transport
 from pipeline.communication.horovod_transport import pack, unpack
 from pipeline.communication.hub import Hub
 from pipeline.communication.native_transport import NativeTransport
+from pipeline.communication.rendezvous import local_interface
 from pipeline.communication.transport import encode
 from pipeline.errors import CommunicationError, CommunicationTimeout
 from pipeline.schedules import Kind, bpipe
@@ -270,6 +271,23 @@ def test_sockets_listen_at_the_named_interface_only():
         assert f" {at} 00000000:0000 0A" in listening
         assert f" 00000000:{endpoint.port:04X} " not in listening
         transport.close()
+
+
+def test_the_interface_is_the_loopback_or_a_named_one(monkeypatch):
+    for name in ("PIPELINE_INTERFACE", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_IFACE"):
+        monkeypatch.delenv(name, raising=False)
+    assert local_interface() == "127.0.0.1"
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.1.2.3")
+    monkeypatch.setenv("HOROVOD_CROSS_SIZE", "1")
+    assert local_interface() == "127.0.0.1"
+    monkeypatch.setenv("HOROVOD_CROSS_SIZE", "2")
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    assert local_interface() == "127.0.0.1"
+    monkeypatch.setenv("PIPELINE_INTERFACE", "127.0.0.9")
+    assert local_interface() == "127.0.0.9"
+    monkeypatch.setenv("PIPELINE_INTERFACE", "nosuch0")
+    with pytest.raises(ValueError, match="no network interface 'nosuch0'"):
+        local_interface()
 
 
 def test_shared_memory_is_for_this_user_alone_and_named_at_random():
