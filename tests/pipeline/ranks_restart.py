@@ -1,14 +1,14 @@
 """A job that goes on from its checkpoint: two stages and two replicas, eight steps.
 
 Run by `test_restart.py` with a case as JSON: on the first launch one rank is killed at some place
-of some step. Rank 0 writes the loss of every step that it has done.
+of some step. Rank 0 writes the loss of every step that it has done, and at the end what the job
+would have found without any trouble.
 """
 
 import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -66,35 +66,53 @@ def layers():
     ]
 
 
-def main():
-    hvd.init()
-    attempt = os.environ.get("PIPELINE_ATTEMPT", "0")
-    pipe = pipeline.Pipeline(
+def make(**options):
+    return pipeline.Pipeline(
         layers(),
         loss=keras.losses.MeanSquaredError(),
         optimizer=keras.optimizers.Adam(1e-2),
         num_stages=2,
         num_microbatches=3,
         timeout=20.0,
-        **CASE["options"],
+        **options,
     )
-    if hvd.rank() == CASE["who"] and attempt == "0":
-        arm(pipe)
-    begin = pipe.steps
-    for step in range(begin, STEPS):
+
+
+def train(pipe):
+    """Trains to the end; yields each step and its loss."""
+    for step in range(pipe.steps, STEPS):
         random = np.random.default_rng([step, pipe.replica])
         x = random.normal(size=(7, 8)).astype("float32")
-        loss = pipe.train_step(x, x[:, :4])
+        yield step, pipe.train_step(x, x[:, :4])
+
+
+def weights_of(pipe):
+    weights = pipe.gather_weights()
+    return weights and {name: value.tolist() for name, value in weights.items()}
+
+
+def main():
+    hvd.init()
+    attempt = os.environ.get("PIPELINE_ATTEMPT", "0")
+    pipe = make(**CASE["options"])
+    if hvd.rank() == CASE["who"] and attempt == "0":
+        arm(pipe)
+    began = pipe.steps
+    for step, loss in train(pipe):
         if hvd.rank() == 0:
             with open(f"{sys.argv[2]}.{attempt}", "a") as file:
                 file.write(json.dumps([step, loss]) + "\n")
-        time.sleep(CASE.get("pause", 0.0))
-    weights = pipe.gather_weights()
+    # The truth: the same job without any trouble.
+    whole = make()
+    losses = [loss for _, loss in train(whole)]
+    results = {
+        "began": began,
+        "weights": weights_of(pipe),
+        "whole_losses": losses,
+        "whole_weights": weights_of(whole),
+    }
     if hvd.rank() == 0:
-        Path(f"{sys.argv[2]}.weights").write_text(
-            json.dumps({name: value.tolist() for name, value in weights.items()})
-        )
-        Path(f"{sys.argv[2]}.begin").write_text(str(begin))
+        Path(f"{sys.argv[2]}.json").write_text(json.dumps(results))
     hvd.allreduce(tf.zeros(1), name="end")
 
 

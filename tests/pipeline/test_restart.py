@@ -13,12 +13,11 @@ pytestmark = [pytest.mark.horovod, pytest.mark.timeout(900)]
 PROGRAM = Path(__file__).parent / "ranks_restart.py"
 
 
-def run(case, folder, name, *options):
-    results = folder / name
-    case = {"who": -1, **case}
+def run(case, folder, *options):
+    """The finished launch, and by step the losses that it printed, of all attempts."""
     command = [sys.executable, "-m", "pipeline", "run", "-np", "4", *options]
     done = subprocess.run(
-        [*command, str(PROGRAM), json.dumps(case), str(results)],
+        [*command, str(PROGRAM), json.dumps({"who": -1, **case}), str(folder / "run")],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -26,61 +25,51 @@ def run(case, folder, name, *options):
         timeout=400,
     )
     losses = {}
-    for attempt in sorted(folder.glob(f"{name}.[0-9]*")):
+    for attempt in sorted(folder.glob("run.[0-9]*")):
         for line in attempt.read_text().splitlines():
             step, loss = json.loads(line)
-            losses.setdefault(step, []).append(loss)
+            losses.setdefault(step, set()).add(loss)
     return done, losses
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    done, losses = run({"options": {}}, folder, "whole")
-    assert done.returncode == 0, done.stdout
-    assert sorted(losses) == list(range(8))
-    return losses, (folder / "whole.weights").read_text()
-
-
-def check(case, folder, uninterrupted, begin):
-    losses, weights = uninterrupted
-    done, found = run(case, folder, "again", "--restarts", "2")
+def check(case, folder, begin):
+    """`begin`: the steps at which the second attempt may have begun."""
+    done, losses = run(case, folder, "--restarts", "2")
     assert done.returncode == 0, done.stdout
     assert "restart 1 of 2" in done.stdout and "restart 2" not in done.stdout
-    began = (folder / "again.begin").read_text()
-    assert began in begin, done.stdout
-    for step in range(8):
-        # A step may have been done twice, with the same result.
-        assert set(found.get(step, losses[step])) == set(losses[step]), (step, found, losses)
-    assert set(found) >= {*range(5), *range(int(began), 8)}
-    assert (folder / "again.weights").read_text() == weights
+    results = json.loads((folder / "run.json").read_text())
+    assert results["began"] in begin, done.stdout
+    # What was done twice had the same result both times.
+    assert set(losses) >= {*range(5), *range(results["began"], 8)}
+    for step, found in losses.items():
+        assert found == {results["whole_losses"][step]}, (step, losses)
+    assert results["weights"] == results["whole_weights"]
     return done.stdout
 
 
-def test_goes_on_from_the_last_checkpoint(tmp_path, uninterrupted):
+def test_goes_on_from_the_last_checkpoint(tmp_path):
     options = {"checkpoint": str(tmp_path / "saved"), "save_every": 2}
-    case = {"options": options, "who": 3, "at": "forward", "step": 5}
-    check(case, tmp_path, uninterrupted, begin=["4"])
+    check({"options": options, "who": 3, "at": "forward", "step": 5}, tmp_path, begin=[4])
 
 
 # Where a rank dies in its sixth step, and how many steps the emergency checkpoint may be after.
 EMERGENCIES = [
-    ("forward", 3, {}, ["5"]),
-    ("forward", 0, {}, ["5"]),
-    ("reduce", 1, {}, ["5"]),
-    ("exchange", 2, {"calls": 1}, ["5"]),
-    ("scatter", 0, {"calls": 1}, ["5"]),
-    ("ended", 0, {}, ["5", "6"]),
-    ("optimizer", 2, {}, ["5", "6"]),
+    ("forward", 3, {}, [5]),
+    ("forward", 0, {}, [5]),
+    ("reduce", 1, {}, [5]),
+    ("exchange", 2, {"calls": 1}, [5]),
+    ("scatter", 0, {"calls": 1}, [5]),
+    ("ended", 0, {}, [5, 6]),
+    ("optimizer", 2, {}, [5, 6]),
 ]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("at", "who", "more", "begin"), EMERGENCIES)
-def test_goes_on_from_what_the_survivors_wrote(at, who, more, begin, tmp_path, uninterrupted):
+def test_goes_on_from_what_the_survivors_wrote(at, who, more, begin, tmp_path):
     options = {"checkpoint": str(tmp_path / "saved"), "emergency": True}
     case = {"options": options, "who": who, "at": at, "step": 5, **more}
-    printed = check(case, tmp_path, uninterrupted, begin)
+    printed = check(case, tmp_path, begin)
     said = {
         int(rank) for rank in re.findall(r"rank (\d): emergency checkpoint after step", printed)
     }
@@ -92,6 +81,6 @@ def test_goes_on_from_what_the_survivors_wrote(at, who, more, begin, tmp_path, u
 @pytest.mark.full
 def test_gives_up_after_so_many_restarts(tmp_path):
     options = {"checkpoint": str(tmp_path / "saved"), "stage_mode": "no such mode"}
-    done, _ = run({"options": options}, tmp_path, "bad", "--restarts", "1")
+    done, _ = run({"options": options}, tmp_path, "--restarts", "1")
     assert done.returncode != 0
     assert "restart 1 of 1" in done.stdout and "no such mode" in done.stdout
