@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import tensorflow as tf
+
 from pipeline.communication.watch import Failure, Watch
 from pipeline.errors import CommunicationError, CommunicationTimeout
 
@@ -68,10 +70,11 @@ class Collective:
         raise self._explained(self._error) from self._error
 
     def _explained(self, error: BaseException) -> BaseException:
-        lines = [line for line in str(error).splitlines() if "Horovod" in line or "gloo" in line]
-        if not lines:
+        if not isinstance(error, (tf.errors.OpError, RuntimeError)):
             return error
-        return CommunicationError(f"{self}: {self._owner.reason() or lines[0]}")
+        lines = [line for line in str(error).splitlines() if "Horovod" in line or "gloo" in line]
+        why = self._owner.reason() or next(iter(lines), "")
+        return CommunicationError(f"{self}: {why}") if why else error
 
     def __str__(self) -> str:
         if not self._ranks:
