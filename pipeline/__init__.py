@@ -23,7 +23,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline import estimation, schedules, simulation
+    from pipeline import estimation, planning, schedules, simulation
     from pipeline.errors import (
         CheckpointError,
         CommunicationError,
@@ -54,7 +54,7 @@ _HOMES = {
     "Simulation": "pipeline.simulation",
     "simulate": "pipeline.simulation",
 }
-_MODULES = frozenset({"estimation", "schedules", "simulation"})
+_MODULES = frozenset({"estimation", "planning", "schedules", "simulation"})
 
 __all__ = [
     "CheckpointError",
@@ -67,6 +67,7 @@ __all__ = [
     "ScheduleError",
     "Simulation",
     "estimation",
+    "planning",
     "schedules",
     "simulate",
     "simulation",

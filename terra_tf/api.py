@@ -51,16 +51,23 @@ def _usable() -> bool:
 class _Region:
     """Shared by steps and loops: a PythonRunner and the right to open a region with it."""
 
-    def __init__(self, name: str, *, max_graphs: int, numerics: str, on_new_trace: str):
+    def __init__(
+        self, name: str, *, max_graphs: int, numerics: str, on_new_trace: str, xla: bool = False
+    ):
         self.name = name
         self.ready = False
         self._options: dict[str, Any] = {
             "max_graphs": max_graphs,
             "numerics": numerics,
             "on_new_trace": on_new_trace,
+            "xla": xla,
         }
         self.runner = PythonRunner(
-            name, max_graphs=max_graphs, exact=numerics == "eager", on_new_trace=on_new_trace
+            name,
+            max_graphs=max_graphs,
+            exact=numerics == "eager",
+            on_new_trace=on_new_trace,
+            xla=xla,
         )
         graph = self.runner.tracegraph
         self.source = Source(
@@ -193,7 +200,9 @@ def function(
 
     Args:
       fn: any callable: function, method, closure, partial, object with `__call__`.
-      xla: reserved for compiling the graph with XLA; a warning says that it has no effect yet.
+      xla: have XLA compile what it can of the graph: pure ops of fixed sizes that cannot fail. It
+        often makes matrices and elementwise ops faster and convolutions slower, and changes the
+        last digits. What XLA cannot compile runs as without it; `explain` says what was chosen.
       numerics: "eager" keeps results bit-equal to eager; "fast" lets TensorFlow's graph optimizer
         rewrite arithmetic, which changes the last digits.
       max_graphs: how many generated graphs to keep; the least recently used go first.
@@ -227,10 +236,10 @@ def function(
         return functools.partial(function, **options)
     if not callable(fn):
         raise TypeError(f"terra_tf.function takes a callable, not {type(fn).__name__}")
-    if xla:
-        warnings.warn("xla=True has no effect yet: the graph is not compiled", stacklevel=2)
     step_name = name or getattr(fn, "__name__", None) or type(fn).__name__
-    region = _Region(step_name, max_graphs=max_graphs, numerics=numerics, on_new_trace=on_new_trace)
+    region = _Region(
+        step_name, max_graphs=max_graphs, numerics=numerics, on_new_trace=on_new_trace, xla=xla
+    )
     return Step(fn, region)
 
 
@@ -275,7 +284,24 @@ class _Loop(Iterator[T]):
             self._abort()
 
 
+# (code around it, line, name) of a loop -> its region, most recently used last. The graphs of a
+# loop keep its code alive, so loops that are not run any more are dropped by number.
 _loops: dict[Hashable, _Region] = {}
+_MOST_LOOPS = 64
+
+
+def _loop_region(code: types.CodeType, line: int, name: str | None) -> _Region:
+    """The region of a loop. Code is told apart by identity: equal code may be of another file."""
+    key = (id(code), line, name)
+    region = _loops.pop(key, None)
+    if region is None:
+        label = name or f"loop at {code.co_filename}:{line}"
+        region = _Region(label, max_graphs=8, numerics="eager", on_new_trace="fallback")
+        region.runner.loop = Loop(code, line)
+    _loops[key] = region
+    while len(_loops) > _MOST_LOOPS:
+        del _loops[next(iter(_loops))]
+    return region
 
 
 def iterate(iterable: Iterable[T], *, name: str | None = None) -> Iterator[T]:
@@ -292,13 +318,7 @@ def iterate(iterable: Iterable[T], *, name: str | None = None) -> Iterator[T]:
       name: shown by `explain`; default: the line of the loop.
     """
     frame = sys._getframe(1)
-    loop = Loop(frame.f_code, frame.f_lineno)
-    region = _loops.get((loop, name))
-    if region is None:
-        label = name or f"loop at {loop.code.co_filename}:{loop.line}"
-        region = _Region(label, max_graphs=8, numerics="eager", on_new_trace="fallback")
-        region.runner.loop = loop
-        _loops[loop, name] = region
+    region = _loop_region(frame.f_code, frame.f_lineno, name)
     return _Loop(iterable, region)
 
 

@@ -17,6 +17,7 @@ from pipeline.errors import (
     PipelineError,
     UsageError,
 )
+from pipeline.runtime.coexecution import plainly
 
 
 class CallGuard:
@@ -28,6 +29,7 @@ class CallGuard:
         transport: of the pipeline.
         watch: of the job.
         rescue: a bound method, called, while the error is on its way, when another rank has failed.
+        stage_mode: of the pipeline.
 
     Attributes:
         doing: what this rank is at inside a call, for people.
@@ -40,9 +42,11 @@ class CallGuard:
         transport: Transport,
         watch: Watch,
         rescue: Callable[[], None],
+        stage_mode: str = "function",
     ) -> None:
         self._name, self._rank = name, rank
         self._transport, self._watch = transport, watch
+        self._stage_mode = stage_mode
         self._rescue = weakref.WeakMethod(rescue)
         self._in_use = threading.Lock()
         self._call = ""
@@ -72,7 +76,7 @@ class CallGuard:
             self._refuse_if_broken()
             self._watch.activity = lambda: f"{what}, {self.doing()}"
             try:
-                with tensorflow_internals.exact_graphs():
+                with tensorflow_internals.exact_graphs(), plainly(self._stage_mode):
                     yield
             except (UsageError, CheckpointError):
                 raise  # all ranks know

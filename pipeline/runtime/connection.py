@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from pipeline.communication.rendezvous import (
 from pipeline.communication.transport import Transport
 from pipeline.communication.watch import Watch
 from pipeline.errors import UsageError
-from pipeline.runtime.deployment import Place
+from pipeline.runtime.places import Place
 from pipeline.schedules import Schedule
 
 _NAMES = ("auto", "tcp", "horovod")
@@ -84,7 +84,7 @@ def connect(
     """
     if wanted not in _NAMES:
         raise UsageError(f"transport must be one of {', '.join(_NAMES)}, not {wanted!r}")
-    pairs = peer_pairs(schedule, place.num_stages, place.num_replicas)
+    pairs = peer_pairs(schedule, place.mapping.ranks)
     # Rank 0 talks to all, to exchange what all have to know.
     pairs |= {(0, rank) for rank in range(1, size)}
     timeout = collectives.timeout
@@ -117,10 +117,14 @@ def connect(
     return transport
 
 
-def peer_pairs(schedule: Schedule, num_stages: int, num_replicas: int) -> set[tuple[int, int]]:
+def peer_pairs(schedule: Schedule, placed: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
     """The pairs of Horovod ranks that a schedule has talk to each other, the lower one first.
 
     Neighbour virtual stages are among them also where they only hand over specs.
+
+    Args:
+        schedule: of each replica.
+        placed: for each replica the rank of each stage.
     """
     lines = {
         (min(rank, action.peer), max(rank, action.peer))
@@ -129,13 +133,13 @@ def peer_pairs(schedule: Schedule, num_stages: int, num_replicas: int) -> set[tu
         if action.peer is not None
     }
     owners = [
-        schedule.placement.rank_and_chunk(stage, num_stages)[0]
+        schedule.placement.rank_and_chunk(stage, schedule.num_stages)[0]
         for stage in range(schedule.num_virtual_stages)
     ]
     lines |= {(min(pair), max(pair)) for pair in zip(owners, owners[1:], strict=False)}
     return {
-        (replica * num_stages + low, replica * num_stages + high)
-        for replica in range(num_replicas)
-        for low, high in lines
-        if low != high
+        (min(ranks[one], ranks[other]), max(ranks[one], ranks[other]))
+        for ranks in placed
+        for one, other in lines
+        if one != other
     }

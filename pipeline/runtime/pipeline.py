@@ -18,11 +18,12 @@ from pipeline.errors import BatchError, UsageError
 from pipeline.runtime.batches import check_batch, num_samples, sizes_of, split
 from pipeline.runtime.call_guard import CallGuard
 from pipeline.runtime.connection import connect, join_job
-from pipeline.runtime.deployment import Deployment, Place, Request
+from pipeline.runtime.deployment import Deployment, Request
 from pipeline.runtime.metrics import Metrics
 from pipeline.runtime.model import Model
 from pipeline.runtime.optimizer import check_optimizer
 from pipeline.runtime.persistence import Persistence
+from pipeline.runtime.places import Place, find_nodes, place_stages
 from pipeline.runtime.progress import Boundary, Progress
 from pipeline.runtime.report import Report
 from pipeline.runtime.settings import (
@@ -80,7 +81,8 @@ class Pipeline(Persistence):
 
     Attributes:
         stage: the stage of this rank.
-        replica: the replica that this rank belongs to.
+        replica: the replica that this rank belongs to, `hvd.rank() // num_stages`.
+        mapping: the rank and node of every stage; BPipe's partners share a node where they can.
         schedule: the `Schedule`.
         steps: the calls of `train_step` so far, those before a restored checkpoint included.
         position: plain data (as JSON has it) of your own that checkpoints keep, for example where
@@ -125,11 +127,13 @@ class Pipeline(Persistence):
                 f"a multiple of {num_stages}: horovodrun -np {num_stages} ..."
             )
         check_keeping(checkpoint, save_every, emergency, size // num_stages)
-        self.stage, self.replica = rank % num_stages, rank // num_stages
-        self._place = Place(rank, self.stage, self.replica, num_stages, size // num_stages)
         collectives = Collectives(f"pipeline{next(_number)}", float(timeout), None)
+        nodes = collectives.run("which ranks share a host", [], lambda: find_nodes(size))
+        self.mapping = place_stages(self.schedule, nodes)
+        self._place = Place(rank, self.mapping)
+        self.stage, self.replica = self._place.stage, self._place.replica
         self._request = Request(
-            Model(layers, seed),
+            Model(layers, seed, eager=stage_mode != "function"),
             layers,
             loss,
             optimizer,
@@ -153,6 +157,7 @@ class Pipeline(Persistence):
             self._transport,
             self._job.watch,
             self._save_what_is_left,
+            stage_mode,
         )
         self._deployment, self._restoring = None, None
         self._progress = Progress(seed=seed)
@@ -166,6 +171,33 @@ class Pipeline(Persistence):
         self._latest = StepResult()
         if checkpoint is not None:
             self._go_on_from(checkpoint)
+
+    @classmethod
+    def from_plan(
+        cls,
+        plan: Any,
+        layers: Any = None,
+        *,
+        loss: Callable[..., Any] | None = None,
+        optimizer: Any = None,
+        **options: Any,
+    ) -> Pipeline:
+        """A pipeline as `pipeline.planning.plan` planned it.
+
+        Args:
+            plan: a `Plan`, or the path of one that was saved.
+            layers: the model that was planned for; by default the plan's own, unless it is of a
+                file. `loss` and `optimizer` likewise.
+            loss: as for `Pipeline`.
+            optimizer: as for `Pipeline`.
+            **options: arguments of `Pipeline` that a plan does not decide.
+
+        Raises:
+            ValueError: if the plan is for another number of ranks, or has no model.
+        """
+        from pipeline.planning.deployment import arguments_of
+
+        return cls(**arguments_of(plan, layers, loss, optimizer), **options)
 
     # --- training ------------------------------------------------------------------------------
 
@@ -285,8 +317,8 @@ class Pipeline(Persistence):
             if len(set(mine)) > 1:
                 raise BatchError(
                     f"the ranks of replica {replica} were given batches of different sizes: "
-                    f"{', '.join(str(int(count)) for count in mine)} samples on stages 0 to "
-                    f"{self._place.num_stages - 1}; pass the same x and y on all of them"
+                    f"{', '.join(str(int(count)) for count in mine)} samples on its ranks, in "
+                    "order; pass the same x and y on all of them"
                 )
 
     # --- evaluation ----------------------------------------------------------------------------
@@ -387,7 +419,7 @@ class Pipeline(Persistence):
         from pipeline.runtime.timeline import record
 
         with self._guard.call("timeline"):
-            return record(self.schedule, self._place.num_replicas, self._hub, self._latest)
+            return record(self.schedule, self.mapping.ranks, self._hub, self._latest)
 
     @property
     def num_traces(self) -> int:

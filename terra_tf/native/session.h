@@ -18,6 +18,7 @@ struct Session {
   Mode mode = Mode::kOutside;
   int suspended = 0;
   int calling = 0;               // calls that have been passed on and not returned
+  int learning = 0;              // library calls in progress that are being learned
   bool nested = false;           // the call in progress has called ops of its own
   Walk* walk = nullptr;          // kWalk
   PyObject* recorder = nullptr;  // kRecord, owned

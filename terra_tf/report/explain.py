@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING
 
+from terra_tf import tensorflow_internals
 from terra_tf.report.counters import Stats
 from terra_tf.report.reasons import REASONS
 
@@ -32,6 +34,7 @@ def explain_runner(runner: PythonRunner, stats: Stats) -> str:
         f"  Python waited {stats.python_wait_seconds:.3f} s for graphs; "
         f"graphs waited {stats.graph_wait_seconds:.3f} s for Python"
     )
+    lines += _numerics(runner)
     lines += _fallbacks(runner)
     lines += _reads(runner)
     return "\n".join(lines)
@@ -51,6 +54,29 @@ def _phase(runner: PythonRunner) -> str:
     if sequences[-1].graph is not None:
         return "co-executing"
     return "tracing"
+
+
+def _numerics(runner: PythonRunner) -> list[str]:
+    """What `numerics="fast"` and `xla=True` did with the newest graph."""
+    sequences = runner.tracegraph.sequences
+    graph = sequences[-1].graph if sequences else None
+    if graph is None:
+        return []
+    lines = []
+    if not runner.exact:
+        before = len(graph.concrete.graph.get_operations())
+        after = tensorflow_internals.rewritten_ops(graph.concrete, graph.config)
+        fused = collections.Counter(op for op in after if op.startswith("_"))
+        shown = ", ".join(f"{op} ({count})" for op, count in fused.most_common()) or "none"
+        lines.append(
+            f'  numerics="fast": Grappler makes {len(after)} ops of {before}, '
+            f"fused kernels: {shown}"
+        )
+    if graph.compilation is not None:
+        lines.append(f"  xla=True: {graph.compilation}")
+    elif runner.xla and not runner.compiles:
+        lines.append("  xla=True: given up, because a compiled graph failed where eager does not")
+    return lines
 
 
 def _fallbacks(runner: PythonRunner) -> list[str]:

@@ -71,10 +71,12 @@ class Fallback:
 
     def __str__(self) -> str:
         text = f"{self.code} at {self.location}: {REASONS[self.code][0]}"
+        was = f"{self.expected.op} at {self.expected.location}" if self.expected else "the end"
         if self.code in ("new-op", "ended-early"):
-            was = f"{self.expected.op} at {self.expected.location}" if self.expected else "the end"
             now = f"{self.actual.op} at {self.actual.location}" if self.actual else "the end"
             text += f" (expected {was}; came {now})"
+        else:
+            text += f" (before {was})"
         return text
 
 
