@@ -40,6 +40,7 @@ def plan(
     batch_sizes: Sequence[int] = (),
     schedules: Sequence[str] = SCHEDULES,
     progress: Callable[[str], None] | None = None,
+    prune: bool = True,
 ) -> Plan:
     """Measures a model and plans how to train it on a cluster.
 
@@ -56,6 +57,7 @@ def plan(
         batch_sizes: with E(B), the global batches to choose from; by default that of `batch`.
         schedules: the schedules to choose from.
         progress: hears what is being measured.
+        prune: whether to leave out what cannot win; without it, everything is simulated.
 
     Returns:
         The plan: its winner, all settings, and why.
@@ -69,7 +71,7 @@ def plan(
     x, y = batch
     costs = MeasuredCosts(layers, loss, optimizer, x, y)
     sizes = list(batch_sizes) or [_samples(x)]
-    found = search(costs, cluster, sizes, epochs, schedules, progress)
+    found = search(costs, cluster, sizes, epochs, schedules, progress, prune)
     return replace(found, model=(layers, loss, optimizer))
 
 
@@ -80,6 +82,7 @@ def search(
     epochs: Callable[[float], float] | None = None,
     schedules: Sequence[str] = SCHEDULES,
     progress: Callable[[str], None] | None = None,
+    prune: bool = True,
 ) -> Plan:
     """Plans with the costs of a model; see `plan`.
 
@@ -105,7 +108,7 @@ def search(
             "missing-field",
             "epochs",
         )
-    rows = _Search(costs, cluster, epochs, schedules, progress).run(batch_sizes)
+    rows = _Search(costs, cluster, epochs, schedules, progress, prune).run(batch_sizes)
     order = {FITS: 0, NO_MEMORY: 1, PRUNED: 2, REFUSED: 3}
     rows.sort(key=lambda row: (order[row.status], row.score))
     if not rows or rows[0].status != FITS:
@@ -122,9 +125,10 @@ class _Search:
         epochs: Callable[[float], float] | None,
         schedules: Sequence[str],
         progress: Callable[[str], None] | None,
+        prune: bool,
     ) -> None:
         self.costs, self.cluster, self.epochs = costs, cluster, epochs
-        self.schedules, self.progress = schedules, progress
+        self.schedules, self.progress, self.prune = schedules, progress, prune
         self.best: Row | None = None
 
     def run(self, batch_sizes: Sequence[int]) -> list[Row]:
@@ -203,7 +207,7 @@ class _Search:
         stage_costs = self._stage_costs(shape, schedule, setting)
         least = self._least_seconds(shape, stage_costs)
         score = self._score(shape, least)
-        if self.best is not None and score > self.best.score:
+        if self.prune and self.best is not None and score > self.best.score:
             why = f"its computations alone take {least * 1e3:.4g} ms"
             return Row(setting, PRUNED, why)
         result = simulate(schedule, self._simulated(shape, schedule, stage_costs))

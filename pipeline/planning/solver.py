@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations
@@ -236,7 +237,7 @@ class Search:
         instance: the graph on its cluster.
         hint: a placement to begin with.
         seconds: for how long to search.
-        hear: called with the best makespan so far, or None, and the bound, both in seconds.
+        hear: called with a better timetable, or None, and the bound in seconds.
     """
 
     def __init__(
@@ -244,14 +245,15 @@ class Search:
         instance: Instance,
         hint: Timetable | None,
         seconds: float,
-        hear: Callable[[float | None, float], None],
+        hear: Callable[[Timetable | None, float], None],
     ) -> None:
+        begin = time.monotonic()
         self.model, self.hear = _Model(instance, hint), hear
+        seconds = max(0.01, seconds - (time.monotonic() - begin))
         self.solver = self.model.cp_model.CpSolver()
         self.solver.parameters.max_time_in_seconds = seconds
         self.solver.parameters.num_workers = max(FEWEST_WORKERS, os.cpu_count() or 1)
         self.solver.parameters.catch_sigint_signal = False
-        self.best: int | None = None
         self.bound = 0.0
         self.is_stopped = False
 
@@ -268,17 +270,19 @@ class Search:
         self.is_stopped = True
         self.solver.stop_search()
 
-    def _on_solution(self, makespan: int) -> None:
-        self.best = makespan
-        self._tell()
+    def _on_solution(self, timetable: Timetable) -> None:
+        self.hear(timetable, self.bound)
 
     def _on_bound(self, bound: float) -> None:
-        self.bound = bound
-        self._tell()
+        self.bound = self._in_seconds(bound)
+        self.hear(None, self.bound)
 
-    def _tell(self) -> None:
+    def _in_seconds(self, ticks: float) -> float:
+        """A bound in seconds that holds for the times as they were before rounding."""
         unit = self.model.ticks.seconds
-        self.hear(None if self.best is None else self.best * unit, self.bound * unit)
+        # Each of the times along a path may have been rounded up by half a tick.
+        steps = 0 if self.model.ticks.is_exact else 2 * len(self.model.instance.graph)
+        return max(0.0, ticks - steps / 2) * unit
 
     def _solution(self) -> Solution:
         codes, solver = self.model.cp_model, self.solver
@@ -286,18 +290,15 @@ class Search:
         timetable = None
         if self.status in (codes.OPTIMAL, codes.FEASIBLE):
             timetable = self.model.read(solver.value)
-        unit = self.model.ticks.seconds
-        bound = max(0.0, solver.best_objective_bound) * unit if timetable or not proven else 0.0
-        if not self.model.ticks.is_exact:
-            # Each of the times along a path may have been rounded up by half a tick.
-            steps = 2 * len(self.model.instance.graph)
-            bound = max(0.0, bound - steps * unit / 2)
+        bound = 0.0
+        if timetable is not None or not proven:
+            bound = self._in_seconds(solver.best_objective_bound)
         return Solution(timetable, bound, proven)
 
 
-def _callback(model: _Model, hear: Callable[[int], None]) -> Any:
+def _callback(model: _Model, hear: Callable[[Timetable], None]) -> Any:
     class Callback(model.cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
-            hear(int(self.objective_value))
+            hear(model.read(self.value))
 
     return Callback()

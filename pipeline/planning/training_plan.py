@@ -194,6 +194,9 @@ class Plan:
                     f"{_where_time_goes(rows[0])}"
                 )
         lines.append(f"launch: {self.launch_line()}")
+        order = self.setting.order
+        if order != tuple(range(len(order))):
+            lines.append(f"  with rank 0, 1, ... on devices {', '.join(map(str, order))}")
         return "\n".join(lines)
 
     def table(self, most: int = 25) -> str:
