@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -23,7 +23,7 @@ from pipeline.planning.ticks import Ticks
 
 FEWEST_WORKERS = 8
 """CP-SAT's portfolio: with fewer workers it leaves out whole strategies, cores or not."""
-_MEMORY_TICKS = 10**12
+_MEMORY_UNITS = 10**12
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,12 @@ class _Model:
     """The variables and constraints."""
 
     def __init__(self, instance: Instance, hint: Timetable | None) -> None:
-        from ortools.sat.python import cp_model
+        try:
+            from ortools.sat.python import cp_model
+        except ImportError:
+            raise ImportError(
+                "placing operations needs OR-Tools: pip install '.[pipeline]'"
+            ) from None
 
         self.instance = instance
         self.cp_model = cp_model
@@ -98,12 +103,9 @@ class _Model:
         for device in range(instance.num_devices):
             limit = instance.memory(device)
             if math.fsum(instance.unit_bytes) > limit:
-                unit = max(1.0, limit / _MEMORY_TICKS)
-                sizes = [math.ceil(size / unit) for size in instance.unit_bytes]
-                model.add(
-                    sum(size * row[device] for size, row in zip(sizes, self.on, strict=True))
-                    <= math.floor(limit / unit)
-                )
+                sizes, room = _whole_bytes(instance.unit_bytes, limit)
+                held = sum(size * row[device] for size, row in zip(sizes, self.on, strict=True))
+                model.add(held <= room)
 
     def _run_operations(self) -> None:
         """The times of each operation, and that a device runs one at a time."""
@@ -294,6 +296,15 @@ class Search:
         if timetable is not None or not proven:
             bound = self._in_seconds(solver.best_objective_bound)
         return Solution(timetable, bound, proven)
+
+
+def _whole_bytes(sizes: Sequence[float], limit: float) -> tuple[list[int], int]:
+    """Sizes and a limit as whole numbers of one unit, exact where there is such a unit."""
+    unit = Ticks.for_times([*sizes, limit], max(limit, 1e-300))
+    if unit.is_exact:
+        return [unit.count(size) for size in sizes], unit.count(limit)
+    step = limit / _MEMORY_UNITS
+    return [math.ceil(size / step) for size in sizes], _MEMORY_UNITS
 
 
 def _callback(model: _Model, hear: Callable[[Timetable], None]) -> Any:
