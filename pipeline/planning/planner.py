@@ -19,7 +19,7 @@ from pipeline.errors import InfeasibleError, PipelineError, PlanningError, Sched
 from pipeline.planning.cluster import Cluster
 from pipeline.planning.efficiency import ring_seconds
 from pipeline.planning.model_costs import MeasuredCosts, ModelCosts, StageCosts
-from pipeline.planning.shapes import Shape, shapes
+from pipeline.planning.shapes import Shape, order_of, shapes
 from pipeline.planning.stage_partition import best_cuts
 from pipeline.planning.training_plan import FITS, NO_MEMORY, PRUNED, REFUSED, Plan, Row, Setting
 from pipeline.schedules import GENERATORS, Schedule
@@ -152,6 +152,7 @@ class _Search:
             return [Row(plain, REFUSED, str(error).splitlines()[0])]
         if name == "bpipe" and not schedule.evicts:
             return [Row(plain, PRUNED, "nothing to evict: the same as 1f1b")]
+        shape = replace(shape, order=order_of(schedule, self.cluster))
         try:
             cuts = self._cuts(shape, schedule)
         except InfeasibleError as error:
