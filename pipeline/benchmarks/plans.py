@@ -57,7 +57,8 @@ def make_plan(options: argparse.Namespace) -> Any:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     from pipeline.planning import Cluster, plan
 
-    return plan(*model(options)[:3], Cluster.local_ranks(options.ranks), model(options)[3])
+    layers, loss, optimizer, batch = model(options)
+    return plan(layers, loss, optimizer, Cluster.local_ranks(options.ranks), batch, prune=False)
 
 
 def draw(rows: list[dict[str, Any]], count: int, seed: int) -> list[dict[str, Any]]:

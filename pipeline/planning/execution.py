@@ -84,17 +84,17 @@ class PlacedStep:
         flat = self.step.flat_args(args)
         with tensorflow_internals.literal_graphs():
             for _ in range(3):
-                _finish(self._function(flat))
+                finish(self._function(flat))
             walls = []
             for _ in range(calls):
                 begin = time.perf_counter()
-                _finish(self._function(flat))
+                finish(self._function(flat))
                 walls.append(time.perf_counter() - begin)
             names = set(self.step.names)
             with Tracer() as tracer:
                 for _ in range(calls):
                     with tracer.call():
-                        _finish(self._function(flat))
+                        finish(self._function(flat))
         spans = [trace.span(names) for trace in tracer.traces()]
         return Measurement(statistics.median(spans), statistics.median(walls), calls)
 
@@ -197,11 +197,11 @@ def measure_link(first: str, second: str, hops: int = 40) -> Link:
             with tf.device(first):
                 x = tf.zeros([size], tf.float32)
             with tensorflow_internals.literal_graphs():
-                _finish(run(x))
+                finish(run(x))
                 walls = []
                 for _ in range(30):
                     begin = time.perf_counter()
-                    _finish(run(x))
+                    finish(run(x))
                     walls.append(time.perf_counter() - begin)
             times[there] = statistics.median(walls)
         seconds[size] = max(0.0, times[True] - times[False]) / hops
@@ -210,7 +210,8 @@ def measure_link(first: str, second: str, hops: int = 40) -> Link:
     return Link(bandwidth, seconds[small])
 
 
-def _finish(outputs: Any) -> None:
+def finish(outputs: Any) -> None:
+    """Waits until all tensors are there."""
     for tensor in tf.nest.flatten(outputs):
         if tensor.dtype not in (tf.resource, tf.variant):
             tensor.numpy()

@@ -137,25 +137,24 @@ class _Fuser:
 
 
 def _joined(one: Op, other: Op) -> Op | None:
-    """Two operations as one; None if they may sit apart or have nothing in common."""
-    for name in ("group", "device"):
-        first, second = getattr(one, name), getattr(other, name)
-        if first is not None and second is not None and first != second:
+    """Two operations as one; None if that would take a freedom away or mix what differs.
+
+    One that is bound to a device, such as the read of a variable, would bind the other one, too.
+    """
+    for name in ("group", "device", "backward"):
+        if getattr(one, name) != getattr(other, name):
             return None
-    if one.seconds_on.keys() != other.seconds_on.keys() or one.backward != other.backward:
+    if one.seconds_on.keys() != other.seconds_on.keys():
         return None
-    if (one.group is None) != (other.group is None) and (one.device or other.device) is not None:
-        return None
-    group = one.group if one.group is not None else other.group
     return Op(
         name=one.name,
         seconds=one.seconds + other.seconds,
         bytes=one.bytes + other.bytes,
-        group=group,
+        group=one.group,
         seconds_on={
             kind: seconds + other.seconds_on[kind] for kind, seconds in one.seconds_on.items()
         },
-        device=one.device if one.device is not None else other.device,
+        device=one.device,
         backward=one.backward,
         members=(one.members or (one.name,)) + (other.members or (other.name,)),
     )

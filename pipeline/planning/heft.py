@@ -44,6 +44,17 @@ def heft(instance: Instance) -> Timetable | None:
     return min(fitting, key=lambda timetable: timetable.makespan, default=None)
 
 
+def on_fewer_devices(instance: Instance) -> list[Timetable]:
+    """List schedules on the first two, three ... devices: with slow links, fewer are faster."""
+    order = by_upward_rank(instance)
+    found = []
+    for count in range(2, instance.num_devices):
+        timetable = _list_schedule(instance, order, None, count)
+        if timetable is not None:
+            found.append(timetable)
+    return found
+
+
 def by_upward_rank(instance: Instance) -> list[int]:
     """The operations, each before all that need it, the longest way to the end first."""
     graph, cluster = instance.graph, instance.cluster
@@ -70,9 +81,15 @@ def by_upward_rank(instance: Instance) -> list[int]:
 
 
 def _list_schedule(
-    instance: Instance, order: Sequence[int], fixed: Sequence[int] | None
+    instance: Instance,
+    order: Sequence[int],
+    fixed: Sequence[int] | None,
+    count: int | None = None,
 ) -> Timetable | None:
-    """Puts operations one after the other where they end first, or where `fixed` says."""
+    """Puts operations one after the other where they end first, or where `fixed` says.
+
+    With `count`, only where that is one of the first so many devices.
+    """
     graph, cluster = instance.graph, instance.cluster
     of_unit: list[int | None] = [None] * len(instance.units) if fixed is None else list(fixed)
     free = [instance.memory(device) for device in range(instance.num_devices)]
@@ -88,6 +105,8 @@ def _list_schedule(
             devices = [chosen]
         else:
             devices = [d for d in instance.allowed[unit] if size <= free[d]]
+            if count is not None:
+                devices = [d for d in devices if d < count]
         best: tuple[float, float, int] | None = None
         for device in devices:
             ready = max(

@@ -67,10 +67,10 @@ class _Annealing:
         instance, rng = self.instance, self.rng
         unit = rng.choice(self.movable)
         source = self.of_unit[unit]
-        target = rng.choice([d for d in instance.allowed[unit] if d != source] or [source])
+        target = self._target(unit, source)
         piece = [u for u in self._piece(unit) if target in instance.allowed[u]]
         size = math.fsum(instance.unit_bytes[u] for u in piece)
-        if target == source or self.held[target] + size > instance.memory(target):
+        if self.held[target] + size > instance.memory(target):
             return
         for moved in piece:
             self.of_unit[moved] = target
@@ -85,6 +85,14 @@ class _Annealing:
             return
         for moved in piece:
             self.of_unit[moved] = source
+
+    def _target(self, unit: int, source: int) -> int:
+        """Another device, mostly one that a neighbour sits on."""
+        allowed = [d for d in self.instance.allowed[unit] if d != source]
+        near = {self.of_unit[other] for other in self.neighbours[unit]}.intersection(allowed)
+        if near and self.rng.random() < 0.7:
+            return self.rng.choice(sorted(near))
+        return self.rng.choice(allowed)
 
     def _piece(self, unit: int) -> list[int]:
         """Units connected with this one on the same device, a random number of them."""

@@ -11,7 +11,7 @@ from pipeline.errors import InfeasibleError, PlanningError
 from pipeline.planning.checks import number
 from pipeline.planning.cluster import Cluster
 from pipeline.planning.graph import OpGraph
-from pipeline.planning.heft import Timetable, heft
+from pipeline.planning.heft import Timetable, heft, on_fewer_devices
 from pipeline.planning.instance import Instance
 from pipeline.planning.local_search import improve
 from pipeline.planning.placement import Placement
@@ -96,6 +96,9 @@ class _Search:
         """Searches until the time is up or nothing better can be found."""
         self.bound = simple_bound(self.instance)
         self.first = self.best = heft(self.instance)
+        for other in on_fewer_devices(self.instance):
+            if self.best is None or other.makespan < self.best.makespan:
+                self.best = other
         if self.first is not None and self.first.makespan <= self.bound * (1 + CLOSE):
             self.is_proven = True
             return

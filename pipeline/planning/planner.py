@@ -19,7 +19,7 @@ from pipeline.errors import InfeasibleError, PipelineError, PlanningError, Sched
 from pipeline.planning.cluster import Cluster
 from pipeline.planning.efficiency import ring_seconds
 from pipeline.planning.model_costs import MeasuredCosts, ModelCosts, StageCosts
-from pipeline.planning.shapes import Shape, shapes
+from pipeline.planning.shapes import Shape, order_of, shapes
 from pipeline.planning.stage_partition import best_cuts
 from pipeline.planning.training_plan import FITS, NO_MEMORY, PRUNED, REFUSED, Plan, Row, Setting
 from pipeline.schedules import GENERATORS, Schedule
@@ -40,6 +40,7 @@ def plan(
     batch_sizes: Sequence[int] = (),
     schedules: Sequence[str] = SCHEDULES,
     progress: Callable[[str], None] | None = None,
+    prune: bool = True,
 ) -> Plan:
     """Measures a model and plans how to train it on a cluster.
 
@@ -56,6 +57,7 @@ def plan(
         batch_sizes: with E(B), the global batches to choose from; by default that of `batch`.
         schedules: the schedules to choose from.
         progress: hears what is being measured.
+        prune: whether to leave out what cannot win; without it, everything is simulated.
 
     Returns:
         The plan: its winner, all settings, and why.
@@ -69,7 +71,7 @@ def plan(
     x, y = batch
     costs = MeasuredCosts(layers, loss, optimizer, x, y)
     sizes = list(batch_sizes) or [_samples(x)]
-    found = search(costs, cluster, sizes, epochs, schedules, progress)
+    found = search(costs, cluster, sizes, epochs, schedules, progress, prune)
     return replace(found, model=(layers, loss, optimizer))
 
 
@@ -80,6 +82,7 @@ def search(
     epochs: Callable[[float], float] | None = None,
     schedules: Sequence[str] = SCHEDULES,
     progress: Callable[[str], None] | None = None,
+    prune: bool = True,
 ) -> Plan:
     """Plans with the costs of a model; see `plan`.
 
@@ -105,7 +108,7 @@ def search(
             "missing-field",
             "epochs",
         )
-    rows = _Search(costs, cluster, epochs, schedules, progress).run(batch_sizes)
+    rows = _Search(costs, cluster, epochs, schedules, progress, prune).run(batch_sizes)
     order = {FITS: 0, NO_MEMORY: 1, PRUNED: 2, REFUSED: 3}
     rows.sort(key=lambda row: (order[row.status], row.score))
     if not rows or rows[0].status != FITS:
@@ -122,9 +125,10 @@ class _Search:
         epochs: Callable[[float], float] | None,
         schedules: Sequence[str],
         progress: Callable[[str], None] | None,
+        prune: bool,
     ) -> None:
         self.costs, self.cluster, self.epochs = costs, cluster, epochs
-        self.schedules, self.progress = schedules, progress
+        self.schedules, self.progress, self.prune = schedules, progress, prune
         self.best: Row | None = None
 
     def run(self, batch_sizes: Sequence[int]) -> list[Row]:
@@ -148,6 +152,7 @@ class _Search:
             return [Row(plain, REFUSED, str(error).splitlines()[0])]
         if name == "bpipe" and not schedule.evicts:
             return [Row(plain, PRUNED, "nothing to evict: the same as 1f1b")]
+        shape = replace(shape, order=order_of(schedule, self.cluster))
         try:
             cuts = self._cuts(shape, schedule)
         except InfeasibleError as error:
@@ -203,7 +208,7 @@ class _Search:
         stage_costs = self._stage_costs(shape, schedule, setting)
         least = self._least_seconds(shape, stage_costs)
         score = self._score(shape, least)
-        if self.best is not None and score > self.best.score:
+        if self.prune and self.best is not None and score > self.best.score:
             why = f"its computations alone take {least * 1e3:.4g} ms"
             return Row(setting, PRUNED, why)
         result = simulate(schedule, self._simulated(shape, schedule, stage_costs))

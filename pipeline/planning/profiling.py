@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from pipeline import tensorflow_internals
 from pipeline.errors import PlanningError
-from pipeline.planning.execution import PlacedStep, _finish
+from pipeline.planning.execution import PlacedStep, finish
 from pipeline.planning.graph import OpGraph
 from pipeline.planning.step_graph import StepGraph
 from pipeline.planning.tracing import Tracer
@@ -75,9 +75,9 @@ def profile(
 
 def _trace(placed: PlacedStep, args: tuple[Any, ...], calls: int) -> list[Any]:
     for _ in range(2):
-        _finish(placed(*args))
+        finish(placed(*args))
     with tensorflow_internals.literal_graphs(), Tracer() as tracer:
         for _ in range(calls):
             with tracer.call():
-                _finish(placed(*args))
+                finish(placed(*args))
     return tracer.traces()

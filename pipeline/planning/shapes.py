@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.planning.cluster import Cluster
-from pipeline.schedules import pair_adjacent
+from pipeline.schedules import Schedule
 
 _MOST_ROUNDS = 16
 """Micro-batches for each stage, at most; more only make messages smaller."""
@@ -45,22 +45,21 @@ def shapes(cluster: Cluster, num_layers: int, batch_sizes: Sequence[int]) -> Ite
             share = math.ceil(batch / replicas)
             for count in _counts(share, stages):
                 microbatch = math.ceil(share / count)
-                for order in _orders(cluster, stages):
-                    yield Shape(batch, replicas, stages, count, microbatch, order)
+                order = tuple(range(devices))
+                yield Shape(batch, replicas, stages, count, microbatch, order)
 
 
-def _orders(cluster: Cluster, stages: int) -> list[tuple[int, ...]]:
-    """The devices of the ranks: in order, and with BPipe's partners on one node."""
-    devices = range(len(cluster))
-    orders = [tuple(devices)]
+def order_of(schedule: Schedule, cluster: Cluster) -> tuple[int, ...]:
+    """For each rank, in order of replica and stage, its device, as the runtime will place it.
+
+    In order, but for BPipe on several nodes: there partners share a node.
+    """
     nodes = [device.node for device in cluster.devices]
-    slots = nodes.count(nodes[0])
-    if len(set(nodes)) > 1 and stages > 2 and slots * len(set(nodes)) == len(nodes):
-        mapping = pair_adjacent(stages, len(set(nodes)), slots, len(nodes) // stages)
-        order = tuple(rank for ranks in mapping.ranks for rank in ranks)
-        if order not in orders:
-            orders.append(order)
-    return orders
+    if not schedule.evicts or len(set(nodes)) == 1:
+        return tuple(range(len(nodes)))
+    from pipeline.runtime.places import place_stages  # which loads TensorFlow
+
+    return tuple(rank for ranks in place_stages(schedule, nodes).ranks for rank in ranks)
 
 
 def _counts(share: int, stages: int) -> list[int]:

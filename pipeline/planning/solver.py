@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -22,7 +23,7 @@ from pipeline.planning.ticks import Ticks
 
 FEWEST_WORKERS = 8
 """CP-SAT's portfolio: with fewer workers it leaves out whole strategies, cores or not."""
-_MEMORY_TICKS = 10**12
+_MEMORY_UNITS = 10**12
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,12 @@ class _Model:
     """The variables and constraints."""
 
     def __init__(self, instance: Instance, hint: Timetable | None) -> None:
-        from ortools.sat.python import cp_model
+        try:
+            from ortools.sat.python import cp_model
+        except ImportError:
+            raise ImportError(
+                "placing operations needs OR-Tools: pip install '.[pipeline]'"
+            ) from None
 
         self.instance = instance
         self.cp_model = cp_model
@@ -97,12 +103,9 @@ class _Model:
         for device in range(instance.num_devices):
             limit = instance.memory(device)
             if math.fsum(instance.unit_bytes) > limit:
-                unit = max(1.0, limit / _MEMORY_TICKS)
-                sizes = [math.ceil(size / unit) for size in instance.unit_bytes]
-                model.add(
-                    sum(size * row[device] for size, row in zip(sizes, self.on, strict=True))
-                    <= math.floor(limit / unit)
-                )
+                sizes, room = _whole_bytes(instance.unit_bytes, limit)
+                held = sum(size * row[device] for size, row in zip(sizes, self.on, strict=True))
+                model.add(held <= room)
 
     def _run_operations(self) -> None:
         """The times of each operation, and that a device runs one at a time."""
@@ -236,7 +239,7 @@ class Search:
         instance: the graph on its cluster.
         hint: a placement to begin with.
         seconds: for how long to search.
-        hear: called with the best makespan so far, or None, and the bound, both in seconds.
+        hear: called with a better timetable, or None, and the bound in seconds.
     """
 
     def __init__(
@@ -244,14 +247,15 @@ class Search:
         instance: Instance,
         hint: Timetable | None,
         seconds: float,
-        hear: Callable[[float | None, float], None],
+        hear: Callable[[Timetable | None, float], None],
     ) -> None:
+        begin = time.monotonic()
         self.model, self.hear = _Model(instance, hint), hear
+        seconds = max(0.01, seconds - (time.monotonic() - begin))
         self.solver = self.model.cp_model.CpSolver()
         self.solver.parameters.max_time_in_seconds = seconds
         self.solver.parameters.num_workers = max(FEWEST_WORKERS, os.cpu_count() or 1)
         self.solver.parameters.catch_sigint_signal = False
-        self.best: int | None = None
         self.bound = 0.0
         self.is_stopped = False
 
@@ -268,17 +272,19 @@ class Search:
         self.is_stopped = True
         self.solver.stop_search()
 
-    def _on_solution(self, makespan: int) -> None:
-        self.best = makespan
-        self._tell()
+    def _on_solution(self, timetable: Timetable) -> None:
+        self.hear(timetable, self.bound)
 
     def _on_bound(self, bound: float) -> None:
-        self.bound = bound
-        self._tell()
+        self.bound = self._in_seconds(bound)
+        self.hear(None, self.bound)
 
-    def _tell(self) -> None:
+    def _in_seconds(self, ticks: float) -> float:
+        """A bound in seconds that holds for the times as they were before rounding."""
         unit = self.model.ticks.seconds
-        self.hear(None if self.best is None else self.best * unit, self.bound * unit)
+        # Each of the times along a path may have been rounded up by half a tick.
+        steps = 0 if self.model.ticks.is_exact else 2 * len(self.model.instance.graph)
+        return max(0.0, ticks - steps / 2) * unit
 
     def _solution(self) -> Solution:
         codes, solver = self.model.cp_model, self.solver
@@ -286,18 +292,24 @@ class Search:
         timetable = None
         if self.status in (codes.OPTIMAL, codes.FEASIBLE):
             timetable = self.model.read(solver.value)
-        unit = self.model.ticks.seconds
-        bound = max(0.0, solver.best_objective_bound) * unit if timetable or not proven else 0.0
-        if not self.model.ticks.is_exact:
-            # Each of the times along a path may have been rounded up by half a tick.
-            steps = 2 * len(self.model.instance.graph)
-            bound = max(0.0, bound - steps * unit / 2)
+        bound = 0.0
+        if timetable is not None or not proven:
+            bound = self._in_seconds(solver.best_objective_bound)
         return Solution(timetable, bound, proven)
 
 
-def _callback(model: _Model, hear: Callable[[int], None]) -> Any:
+def _whole_bytes(sizes: Sequence[float], limit: float) -> tuple[list[int], int]:
+    """Sizes and a limit as whole numbers of one unit, exact where there is such a unit."""
+    unit = Ticks.for_times([*sizes, limit], max(limit, 1e-300))
+    if unit.is_exact:
+        return [unit.count(size) for size in sizes], unit.count(limit)
+    step = limit / _MEMORY_UNITS
+    return [math.ceil(size / step) for size in sizes], _MEMORY_UNITS
+
+
+def _callback(model: _Model, hear: Callable[[Timetable], None]) -> Any:
     class Callback(model.cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
-            hear(int(self.objective_value))
+            hear(model.read(self.value))
 
     return Callback()

@@ -5,7 +5,7 @@ in one process, a search crashes. And a process of its own leaves Ctrl-C to this
 solver to stop and takes the best so far. The process is started at the first search and serves all
 later ones; it ends when its standard input does, with this process.
 
-Messages are pickles: a `Task` or "stop" to the solver, `(makespan, bound)`, a `Solution` or an
+Messages are pickles: a `Task` or "stop" to the solver, `(timetable, bound)`, a `Solution` or an
 exception from it.
 """
 
@@ -31,6 +31,8 @@ from pipeline.planning.solver import Search, Solution
 
 Report = Callable[[float, float | None, float], None]
 """Called with the seconds so far, the best makespan or None, and the bound."""
+GRACE = 2.0
+"""Seconds that the solver gets to end by itself, and then to react to a stop."""
 _STOP = "stop"
 # Not `-m`: the classes of messages would then be those of a module called __main__.
 _PROGRAM = "from pipeline.planning.solver_process import main; main()"
@@ -63,26 +65,55 @@ def solve(
         ImportError: if OR-Tools is not installed.
         PlanningError: if the solver's process died.
     """
-    begin = time.monotonic()
     with _lock:
-        solver = _Solver.running()
-        interrupted = False
-        solver.send(Task(instance, hint, seconds))
+        return _Conversation(_Solver.running(), Task(instance, hint, seconds), report).run()
+
+
+class _Conversation:
+    """One search: the task, what the solver tells meanwhile, and its end in time."""
+
+    def __init__(self, solver: _Solver, task: Task, report: Report | None) -> None:
+        self.solver, self.task, self.report = solver, task, report
+        self.best: Timetable | None = None
+        self.bound = 0.0
+        self.is_interrupted = False
+
+    def run(self) -> tuple[Solution, bool]:
+        begin = time.monotonic()
+        end = begin + self.task.seconds + GRACE  # when the solver is asked to stop
+        asked = False
+        self.solver.send(self.task)
         while True:
             try:
-                message = solver.receive(0.2)
+                message = self.solver.receive(0.1)
                 if isinstance(message, Solution):
-                    return message, interrupted
+                    return message, self.is_interrupted
                 if isinstance(message, BaseException):
                     raise message
-                if message is not None and report is not None:
-                    report(time.monotonic() - begin, *message)
+                now = time.monotonic()
+                if message is not None:
+                    self._hear(message, now - begin)
+                if now > end:
+                    if asked:  # it does not react: what it has told is what there is
+                        self.solver.end()
+                        return Solution(self.best, self.bound, False), self.is_interrupted
+                    asked, end = True, now + GRACE
+                    self.solver.send(_STOP)
             except KeyboardInterrupt:
-                if interrupted:  # once more: whoever presses it does not want to wait
-                    solver.end()
+                if self.is_interrupted:  # once more: whoever presses it does not want to wait
+                    self.solver.end()
                     raise
-                interrupted = True
-                solver.send(_STOP)
+                self.is_interrupted = asked = True
+                end = time.monotonic() + GRACE
+                self.solver.send(_STOP)
+
+    def _hear(self, message: tuple[Timetable | None, float], seconds: float) -> None:
+        timetable, bound = message
+        if timetable is not None:
+            self.best = timetable
+        self.bound = max(self.bound, bound)
+        if self.report is not None:
+            self.report(seconds, self.best.makespan if self.best else None, self.bound)
 
 
 class _Solver:
@@ -191,7 +222,7 @@ def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
         task = tasks.get()
         try:
             search = Search(
-                task.instance, task.hint, task.seconds, lambda best, bound: write((best, bound))
+                task.instance, task.hint, task.seconds, lambda found, bound: write((found, bound))
             )
             state["search"] = search
             if stop.is_set():

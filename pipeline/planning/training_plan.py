@@ -27,7 +27,7 @@ class Setting:
         stash: for each stage, `keep` or `recompute`; a schedule of BPipe evicts what is kept.
         cuts: the first layer of each later virtual stage.
         batch: samples of all replicas in a step.
-        order: for each rank, the device of the cluster that it runs on.
+        order: for each replica and stage in order, the device of the cluster that it runs on.
     """
 
     replicas: int
@@ -194,6 +194,9 @@ class Plan:
                     f"{_where_time_goes(rows[0])}"
                 )
         lines.append(f"launch: {self.launch_line()}")
+        order = self.setting.order
+        if order != tuple(range(len(order))):
+            lines.append(f"  stages, in order, are put on devices {', '.join(map(str, order))}")
         return "\n".join(lines)
 
     def table(self, most: int = 25) -> str:

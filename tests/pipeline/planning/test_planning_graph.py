@@ -186,3 +186,23 @@ def test_fusing_keeps_time_bytes_and_every_name(seed):
         assert listed[1] == pytest.approx(listed[0], rel=0.02)
     assert fused.critical_seconds <= graph.critical_seconds * 1.02
     assert fused.critical_seconds >= graph.critical_seconds * (1 - 1e-9)
+
+
+def test_fusing_binds_nothing_that_was_free():
+    nodes = [
+        Op("read", 1e-9, device=0),
+        Op("conv", 1.0),
+        Op("relu", 1e-9),
+        Op("grad", 1e-9, backward=True),
+    ]
+    edges = [Edge("read", "conv"), Edge("conv", "relu"), Edge("relu", "grad")]
+    fused = OpGraph([*nodes, Op("member", 1e-9, group="g")], [*edges, Edge("relu", "member")]).fuse(
+        1
+    )
+    assert {node.name: node.device for node in fused.nodes} == {
+        "read": 0,
+        "conv": None,
+        "grad": None,
+        "member": None,
+    }
+    assert fused["conv"].members == ("conv", "relu") and fused["member"].group == "g"

@@ -129,6 +129,13 @@ def test_times_of_any_size_are_placed():
         assert placement.makespan == pytest.approx(scale / 3, rel=1e-6)
 
 
+@pytest.mark.parametrize("scale", [0.1, 1.0, 1e10])
+def test_memory_that_is_filled_to_the_last_byte_suffices(scale):
+    nodes = [Op(name, 1.0, size * scale) for name, size in zip("abcd", (3, 1, 2, 2), strict=True)]
+    placement = place(OpGraph(nodes), Cluster.uniform(2, memory=4 * scale), seconds=5)
+    assert placement.makespan == 2.0
+
+
 def test_an_operation_bound_to_a_device_stays_there():
     graph = OpGraph([Op("a", 1.0, device=1), Op("b", 1.0, device=1), Op("c", 1.0)])
     placement = place(graph, Cluster.uniform(2), seconds=5)
