@@ -29,8 +29,12 @@ long long Walk::WhichTensor(PyObject* tensor) const {
   if (Placeholder* placeholder = AsPlaceholder(tensor)) {
     if (placeholder->iteration == iteration) return placeholder->output;
   }
+  // One that has its value is a placeholder no longer.
+  const auto value = std::find(values_.begin(), values_.end(), tensor);
+  if (value != values_.end()) return value - values_.begin();
   const auto feed = std::find(feeds_.begin(), feeds_.end(), tensor);
-  return feed == feeds_.end() ? kOther : kFeed + (feed - feeds_.begin());
+  if (feed != feeds_.end()) return kFeed + (feed - feeds_.begin());
+  return kOther + (std::find(watched_.begin(), watched_.end(), tensor) - watched_.begin());
 }
 
 void Walk::NoteTape(TapeAction action, PyObject* tape, PyObject* about) {

@@ -54,7 +54,9 @@ PyObject* Walk::RunInPlace(int found, PyObject* const* args, Py_ssize_t count,
     Take();
     const Node& node = program->nodes[outcome];
     if (result != nullptr) KeepOutputs(node, result);
+    given_ = GivenDigest(args + 3, count - 3);
     Passed(node);
+    given_ = 0;
   } else if (iteration->walk == this) {
     // It is another op to the trace, but it has run and stays run.
     const bool fell_back = Fallback("new-op", -1);
@@ -86,6 +88,28 @@ int Walk::FindOutcome(CallKind call, PyObject* const* args, Py_ssize_t count, Py
     k = program->blocks[block].end;
   }
   return -1;
+}
+
+uint64_t Walk::GivenDigest(PyObject* const* args, Py_ssize_t count) const {
+  static uint64_t unique = 0;
+  if (tape_events_.empty()) return 0;  // nobody will ask
+  uint64_t digest = count;
+  auto mix = [&](uint64_t x) { digest = (digest ^ (x + 0x9e3779b97f4a7c15)) * 0xff51afd7ed558ccd; };
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* arg = args[i];
+    if (PyList_Check(arg) || PyTuple_Check(arg)) {
+      mix(GivenDigest(PySequence_Fast_ITEMS(arg), PySequence_Fast_GET_SIZE(arg)));
+    } else if (EagerTensor_CheckExact(arg)) {
+      const bool resource = TFE_TensorHandleDataType(EagerTensor_Handle(arg)) == TF_RESOURCE;
+      mix(resource ? reinterpret_cast<uint64_t>(arg) : WhichTensor(arg));
+    } else if (arg == Py_None || PyLong_CheckExact(arg) || PyFloat_CheckExact(arg) ||
+               PyUnicode_CheckExact(arg) || PyBytes_CheckExact(arg) || PyBool_Check(arg)) {
+      mix(PyObject_Hash(arg));
+    } else {
+      mix(++unique);  // nothing is known of it
+    }
+  }
+  return digest;
 }
 
 // An op in place has run as recorded.

@@ -252,7 +252,7 @@ void Walk::Take() {
 
 void Walk::Ran() {
   path_.push_back(cursor_);
-  sizes_.push_back(SourcesDigest(cursor_));
+  sizes_.push_back(SourcesDigest(cursor_) ^ given_);
   ran_[cursor_] = true;
   ++cursor_;
 }

@@ -133,6 +133,8 @@ class Walk {
   // feeds, and the sizes of these and of what it has made, where the trace leaves them open. (An
   // output that nobody holds has the sizes that follow from these.)
   uint64_t SourcesDigest(int k) const;
+  // The same for an op in place, of all that it is given.
+  uint64_t GivenDigest(PyObject* const* args, Py_ssize_t count) const;
   TapeEvent Settled(TapeEvent event) const;
   bool TapeStart(int number, int* event, int* node) const;
   bool SameTape(const DelegatedCall& call, int number) const;
@@ -192,6 +194,7 @@ class Walk {
   std::vector<Binding> bindings_;  // of the node that is being compared
   std::vector<PyObject*> tapes_;   // that were made in the walk (owned); null once they are dead
   std::vector<TapeEvent> tape_events_;
+  uint64_t given_ = 0;  // GivenDigest of the op in place that has just run
   std::vector<PyObject*> watched_;  // tensors from outside that tapes watch (owned)
   bool library_checked_ = false;
 };
