@@ -691,3 +691,15 @@ def test_a_dataset_whose_function_uses_a_variable_comes_after_its_writes():
     effects = {node.op: node.effect for node in trace.nodes}
     assert effects["MapDataset"] is effects["ReduceDataset"] is Effect.BARRIER
     assert effects["RangeDataset"] is Effect.LOCAL
+
+
+def test_files_are_read_where_the_program_reads_them(tmp_path):
+    path = str(tmp_path / "file")
+
+    def step():
+        tf.io.write_file(path, "first")
+        return tf.io.read_file(path), tf.io.matching_files(path + "*")
+
+    trace, _ = record(step)
+    effects = {node.op: node.effect for node in trace.nodes}
+    assert effects["ReadFile"] is effects["MatchingFiles"] is effects["WriteFile"] is Effect.LOCAL

@@ -31,6 +31,8 @@ _WRITE_PREFIXES = ("ResourceApply", "ResourceSparseApply", "ResourceScatter")
 _WRITES = frozenset({"ResourceStridedSliceAssign"})
 # These are not all marked as stateful.
 _PYTHON_FUNCTIONS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+# Not marked as stateful, but a graph would read the file too late, or too early.
+_FILE_READS = frozenset({"ReadFile", "MatchingFiles"})
 _COLLECTIVES = ("Horovod", "Collective", "Nccl")
 _LOCAL_PREFIXES = (
     "Random",
@@ -91,6 +93,8 @@ def effect_of(op: str) -> Effect:
     if any(attr.type in ("func", "list(func)") for attr in definition.attr):
         return Effect.LOCAL if "Dataset" in op else Effect.BARRIER
     if "Dataset" in op:
+        return Effect.LOCAL
+    if op in _FILE_READS:
         return Effect.LOCAL
     if not definition.is_stateful:
         return Effect.PURE
