@@ -165,10 +165,12 @@ def _is_holder(thing: Any) -> bool:
 
 def _holders(thing: Any, depth: int = 0) -> Iterator[Any]:
     """What holds variables in a layer, module or callable, looked for as far as Python shows it."""
+    if isinstance(thing, tf.types.experimental.PolymorphicFunction):
+        thing = thing.python_function
+    if isinstance(thing, tf.types.experimental.ConcreteFunction) or depth > 4:
+        return
     if _is_holder(thing):
         yield thing
-        return
-    if depth > 4:
         return
     if isinstance(thing, functools.partial):
         inside = [thing.func, *thing.args, *thing.keywords.values()]

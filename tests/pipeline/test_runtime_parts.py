@@ -438,6 +438,14 @@ def test_dependencies_are_found_in_layers_and_closures():
     assert [item.dependencies for item in model.items] == [(), (), (1,), (0,), (0,)]
 
 
+def test_weights_of_functions_are_found():
+    dense = keras.layers.Dense(3)
+    function = tf.function(lambda x: dense(x))
+    function(tf.zeros([1, 2]))  # traced before
+    model = Model([function, keras.layers.ReLU()], 0)
+    assert [item.variables(True) for item in model.items] == [dense.trainable_variables, []]
+
+
 def test_schedules_of_replicas_stand_side_by_side():
     both = side_by_side(schedules.bpipe(4, 8), 2)
     assert both.num_stages == 8
