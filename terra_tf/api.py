@@ -9,107 +9,40 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeVar, overload
 
 from terra_tf import native
 from terra_tf.configuration import settings
-from terra_tf.report import observers
-from terra_tf.report.counters import Source, Stats, all_stats, register, stats_of
+from terra_tf.dropin import loops as watched_loops
+from terra_tf.region import Region, loop_region, loop_regions, usable
+from terra_tf.report.counters import Stats, all_stats, stats_of
 from terra_tf.report.explain import explain_runner, explain_without_native
 from terra_tf.runners import in_flight
 from terra_tf.runners.marks import disable_begins, disable_ends
-from terra_tf.runners.python_runner import PythonRunner, initialise
 from terra_tf.runners.signature import signature
-from terra_tf.tensorflow_internals import executing_eagerly
 from terra_tf.tracing.handlers import Loop
 
 T = TypeVar("T")
-_warned = False
-_FOREIGN_THREAD = threading._DummyThread
-
-
-def _usable() -> bool:
-    """Whether steps can co-execute in this process; warns once if the native core is missing."""
-    global _warned
-    if settings.disabled:
-        return False
-    if native.core is None:
-        if not _warned:
-            _warned = True
-            warnings.warn(
-                f"terra_tf runs in plain eager mode: {native.problem}", RuntimeWarning, stacklevel=3
-            )
-        return False
-    return True
-
-
-class _Region:
-    """Shared by steps and loops: a PythonRunner and the right to open a region with it."""
-
-    def __init__(self, name: str, *, max_graphs: int, numerics: str, on_new_trace: str):
-        self.name = name
-        self.ready = False
-        self._options: dict[str, Any] = {
-            "max_graphs": max_graphs,
-            "numerics": numerics,
-            "on_new_trace": on_new_trace,
-        }
-        self.runner = PythonRunner(
-            name, max_graphs=max_graphs, exact=numerics == "eager", on_new_trace=on_new_trace
-        )
-        graph = self.runner.tracegraph
-        self.source = Source(
-            self.runner.counters,
-            lambda: (graph.traces, graph.nodes, graph.branches, graph.loops),
-        )
-        register(self, self.source)
-
-    def outermost(self) -> bool:
-        """Whether a region may be opened here."""
-        if not self.ready:
-            if _usable():
-                initialise()
-            if not _usable():
-                if observers.active:
-                    observers.notify(self.name, "eager")
-                return False
-            self.ready = True
-        return (
-            not native.core.inside()
-            and executing_eagerly()
-            and not settings.disabled
-            # TensorFlow's own threads, which run Python functions of datasets, must not wait.
-            and not isinstance(threading.current_thread(), _FOREIGN_THREAD)
-        )
-
-    def like(self) -> _Region:
-        """A fresh region with the same options."""
-        return _Region(self.name, **self._options)
-
-    def explain(self) -> str:
-        """The page of text about this region."""
-        if settings.disabled or native.core is None:
-            return explain_without_native(self.name, native.problem)
-        return explain_runner(self.runner, stats_of([self.source]))
 
 
 class Step:
     """A function whose calls are co-executed; made by `terra_tf.function`."""
 
-    def __init__(self, fn: Callable[..., Any], region: _Region):
+    def __init__(self, fn: Callable[..., Any], region: Region):
         functools.update_wrapper(self, fn)
         self._fn = fn
         self._region = region
         # id of an instance -> (the instance, its region), for a step that is a method.
-        self._bound: dict[int, tuple[weakref.ref[Any], _Region]] = {}
+        self._bound: dict[int, tuple[weakref.ref[Any], Region]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one iteration: the user's function, once, in the mode that fits."""
+        if watched_loops.watching():
+            watched_loops.step_called()
         region = self._region
         if not region.outermost() or region.runner.rests():
             return self._fn(*args, **kwargs)
@@ -130,7 +63,7 @@ class Step:
             return self
         return Step(types.MethodType(self._fn, instance), self._region_of(instance))
 
-    def _region_of(self, instance: Any) -> _Region:
+    def _region_of(self, instance: Any) -> Region:
         key = id(instance)
         if key in self._bound:
             return self._bound[key][1]
@@ -155,14 +88,14 @@ class Step:
         sequences = [s for region in self._regions() for s in region.runner.tracegraph.sequences]
         return [sequence.graph.concrete for sequence in sequences if sequence.graph is not None]
 
-    def _regions(self) -> list[_Region]:
+    def _regions(self) -> list[Region]:
         return [self._region, *(region for _, region in self._bound.values())]
 
     def __repr__(self) -> str:
         return f"<terra_tf step {self._region.name!r}>"
 
     def __str__(self) -> str:
-        return "\n".join(region.explain() for region in self._regions())
+        return "\n".join(_page(region) for region in self._regions())
 
 
 @overload
@@ -230,19 +163,21 @@ def function(
     if xla:
         warnings.warn("xla=True has no effect yet: the graph is not compiled", stacklevel=2)
     step_name = name or getattr(fn, "__name__", None) or type(fn).__name__
-    region = _Region(step_name, max_graphs=max_graphs, numerics=numerics, on_new_trace=on_new_trace)
+    region = Region(step_name, max_graphs=max_graphs, numerics=numerics, on_new_trace=on_new_trace)
     return Step(fn, region)
 
 
 class _Loop(Iterator[T]):
     """The iterator behind `iterate`: a region is open while the loop's body runs."""
 
-    def __init__(self, iterable: Iterable[T], region: _Region):
+    def __init__(self, iterable: Iterable[T], region: Region):
         self._iterator = iter(iterable)
         self._region = region
         self._open = False
 
     def __next__(self) -> T:
+        if watched_loops.watching():
+            watched_loops.step_called()
         self._leave()
         item = next(self._iterator)
         if self._region.outermost() and not self._region.runner.rests():
@@ -275,9 +210,6 @@ class _Loop(Iterator[T]):
             self._abort()
 
 
-_loops: dict[Hashable, _Region] = {}
-
-
 def iterate(iterable: Iterable[T], *, name: str | None = None) -> Iterator[T]:
     """Iterates over anything, with the loop's body co-executed as one step.
 
@@ -293,13 +225,8 @@ def iterate(iterable: Iterable[T], *, name: str | None = None) -> Iterator[T]:
     """
     frame = sys._getframe(1)
     loop = Loop(frame.f_code, frame.f_lineno)
-    region = _loops.get((loop, name))
-    if region is None:
-        label = name or f"loop at {loop.code.co_filename}:{loop.line}"
-        region = _Region(label, max_graphs=8, numerics="eager", on_new_trace="fallback")
-        region.runner.loop = loop
-        _loops[loop, name] = region
-    return _Loop(iterable, region)
+    label = name or f"loop at {loop.code.co_filename}:{loop.line}"
+    return _Loop(iterable, loop_region((loop, name), label, loop))
 
 
 @contextlib.contextmanager
@@ -309,7 +236,7 @@ def disable() -> Iterator[None]:
     Effects of the step before the block are visible in it, and its own are visible after it. The
     iteration still counts as co-executed.
     """
-    if not _usable():
+    if not usable():
         yield
         return
     marked = native.core.in_region() and not native.core.suspended()
@@ -343,4 +270,10 @@ def explain(step: Step | None = None) -> str:
     """A page of text: what a step (or every loop of `iterate`) did, and why it fell back."""
     if step is not None:
         return str(step)
-    return "\n".join(region.explain() for region in _loops.values())
+    return "\n".join(map(_page, loop_regions()))
+
+
+def _page(region: Region) -> str:
+    if settings.disabled or native.core is None:
+        return explain_without_native(region.name, native.problem)
+    return explain_runner(region.runner, stats_of([region.source]))
