@@ -136,7 +136,9 @@ class Site:
         self.role, self.reason = role, reason
         if role is Role.OUTER:  # from here on, what counts is what it does between inner loops
             self.evidence = Evidence(executions=1)
-        _log.info("%s:%d `%s`: %s, because %s", self.file, self.line, self.head, role.value, reason)
+        if role is not Role.PART:
+            text = "%s:%d `%s`: %s, because %s"
+            _log.info(text, self.file, self.line, self.head, role.value, reason)
 
     def note_execution(self, turns: int, ops: int) -> None:
         """An execution is over."""
