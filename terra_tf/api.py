@@ -45,7 +45,7 @@ class Step:
             watched_loops.step_called()
         region = self._region
         if not region.outermost() or region.runner.rests():
-            return self._fn(*args, **kwargs)
+            return watched_loops.call_resting(self._fn, args, kwargs)
         key, arguments = signature(args, kwargs)
         runner = region.runner
         try:

@@ -138,12 +138,11 @@ class _Told(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """See `importlib.abc.Loader`."""
-        spec.loader = self._loader  # what the module is to know
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         """See `importlib.abc.Loader`."""
-        module.__loader__ = self._loader
+        module.__loader__ = module.__spec__.loader = self._loader  # what the module is to know
         self._loader.exec_module(module)
         self._callback(module)
 

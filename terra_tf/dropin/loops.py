@@ -27,7 +27,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _log = topic("loops")
 _PATIENCE = 64  # turns without any op after which an execution is left alone
 _SILENT_EXECUTIONS = 8  # executions without any op after which a loop is
+_LEFT_ALONE = frozenset((Role.SILENT, Role.PART))
 _SITES: dict[tuple[str, int, int], Site] = {}
 
 
@@ -101,26 +102,26 @@ class Site:
 
     def __call__(self, iterator: Iterator[Any]) -> Iterator[Any]:
         """Watches one execution of a `for` over `iterator`."""
-        if self.role is Role.SILENT:
+        if self.role in _LEFT_ALONE or _in_a_step_of_its_own():
             return iterator
         guard = _Guard(Activation(self, sys._getframe(1).f_code))
         return itertools.chain.from_iterable(_parts(guard, iterator))
 
     def turns(self) -> Iterator[tuple[()]]:
         """Watches one execution of a `while`; endless."""
-        if self.role is Role.SILENT:
+        if self.role in _LEFT_ALONE or _in_a_step_of_its_own():
             return itertools.repeat(())
         guard = _Guard(Activation(self, sys._getframe(1).f_code))
         return itertools.chain.from_iterable(_endless_parts(guard))
 
     def begin(self) -> None:
         """The condition of a `while` holds: its body begins."""
-        if self.role is not Role.SILENT and (activation := self._running()) is not None:
+        if self.role not in _LEFT_ALONE and (activation := self._running()) is not None:
             activation.begin()
 
     def leave(self, value: Any = None) -> Any:
         """The program leaves the loop by itself; passes `value` through."""
-        if self.role is not Role.SILENT and (activation := self._running()) is not None:
+        if self.role not in _LEFT_ALONE and (activation := self._running()) is not None:
             activation.finish()
         return value
 
@@ -310,7 +311,8 @@ class Activation:
         if after is not None:
             name += f", rest after the loop at {after.file}:{after.line}"
         loop = Loop(self._code, site.line)
-        return loop_region((site, self._code, after), name, loop)
+        # Threads that run the same loop have variables of their own, most often.
+        return loop_region((site, self._code, after, threading.get_ident()), name, loop)
 
     def _end_iteration(self) -> None:
         if self.region is None:
@@ -426,6 +428,7 @@ def _turns_at_its_end(way: tuple[Site, ...]) -> float:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.stack: list[Activation] = []
+        self.resting_steps = 0  # steps of the program's that stay eager and are in progress
 
 
 _thread = _Thread()
@@ -434,6 +437,26 @@ _counting = False  # whether TensorFlow is there and its op calls are counted
 
 def _stack() -> list[Activation]:
     return _thread.stack
+
+
+def _in_a_step_of_its_own() -> bool:
+    """Whether this thread is in a step that the program has made: then no loop matters."""
+    if _thread.resting_steps:
+        return True
+    if _thread.stack or not (_counting or _count()):
+        return False
+    from terra_tf import native
+
+    return native.core.in_region()
+
+
+def call_resting(step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a step of the program's that stays eager; the loops in it are left alone, too."""
+    _thread.resting_steps += 1
+    try:
+        return step(*args, **kwargs)
+    finally:
+        _thread.resting_steps -= 1
 
 
 def watching() -> bool:

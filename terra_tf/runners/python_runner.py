@@ -19,6 +19,7 @@ from terra_tf.configuration import settings
 from terra_tf.generation.generated import generate
 from terra_tf.report import observers
 from terra_tf.report.counters import Counters
+from terra_tf.report.log import topic
 from terra_tf.report.reasons import Fallback, FallbackLog
 from terra_tf.runners import in_flight
 from terra_tf.runners.graph_runner import stop as stop_graph_runner
@@ -30,6 +31,8 @@ from terra_tf.tracing.handlers import Loop
 from terra_tf.tracing.location import Location
 from terra_tf.tracing.trace import Kind, Node, Trace
 
+_fallback_log = topic("fallback")
+_graphs_log = topic("graphs")
 Iteration = EagerIteration | TracedIteration | CoExecutedIteration
 _EAGER = EagerIteration()
 
@@ -113,6 +116,14 @@ class PythonRunner:
         sequence.missed = 0
         self.counters.graphs += 1
         self.counters.build_seconds += graph.seconds
+        _graphs_log.info(
+            "%s: graph %d, of %d nodes in %d blocks, built in %.2f s",
+            self.name,
+            self.counters.graphs,
+            len(graph.sequence.trace.nodes),
+            len(graph.plan.blocks),
+            graph.seconds,
+        )
 
     # --- reports of iterations ---
 
@@ -159,7 +170,10 @@ class PythonRunner:
         """A fallback happens now."""
         self.counters.fallback_reasons[code] = self.counters.fallback_reasons.get(code, 0) + 1
         fallback = Fallback(code, expected, actual)
-        if self.fallbacks.add(fallback) and self._on_new_trace == "warn":
+        if not self.fallbacks.add(fallback):
+            return
+        _fallback_log.info("%s: %s", self.name, fallback)
+        if self._on_new_trace == "warn":
             warnings.warn(f"{self.name}: {fallback}", RuntimeWarning, stacklevel=2)
 
     def _count_walk(self, walk: Any) -> None:
