@@ -18,9 +18,13 @@ from typing import Any, Literal, TypeVar, overload
 from terra_tf import native
 from terra_tf.configuration import settings
 from terra_tf.dropin import loops as watched_loops
-from terra_tf.region import Region, loop_region, loop_regions, usable
+from terra_tf.dropin.roles import Role
+from terra_tf.region import Region, all_regions, loop_region, loop_regions, usable
 from terra_tf.report.counters import Stats, all_stats, stats_of
-from terra_tf.report.explain import explain_runner, explain_without_native
+from terra_tf.report.explain import explain_without_native, page
+from terra_tf.report.findings import report_of
+from terra_tf.report.program import LoopReport, ProgramReport, in_order, total_modes
+from terra_tf.report.timeline import write_chrome_trace
 from terra_tf.runners import in_flight
 from terra_tf.runners.marks import disable_begins, disable_ends
 from terra_tf.runners.signature import signature
@@ -267,13 +271,75 @@ def stats() -> Stats:
 
 
 def explain(step: Step | None = None) -> str:
-    """A page of text: what a step (or every loop of `iterate`) did, and why it fell back."""
+    """A page of text: what a step (or every loop) did, and why it fell back.
+
+        >>> import tensorflow as tf, terra_tf as terra
+        >>> step = terra.function(lambda x: x + 1.0, name="increment")
+        >>> for turn in range(4):
+        ...     result = step(tf.constant(float(turn)))
+        >>> print(terra.explain(step).splitlines()[0])
+        terra_tf step 'increment': co-executing
+
+    It names the phase, the share of iterations that co-execute, each fallback with its reason code
+    and the lines of the expected and of the actual op, the lines that look at values with what they
+    wait, and hints. `terra explain SCRIPT` shows the same for a script, and as a web page.
+
+    Args:
+      step: what `function` returned; default: the loops of `iterate` and of `terra run`.
+    """
     if step is not None:
         return str(step)
     return "\n".join(map(_page, loop_regions()))
 
 
+def timeline(step: Step | None, path: str) -> None:
+    """Writes the latest iterations of a step as a Chrome trace of both runners.
+
+    chrome://tracing and ui.perfetto.dev show it: when Python was in an iteration, when the graph
+    ran, and which of the two waited for the other. Kept are the latest 256 iterations of a step.
+
+        >>> import json, tempfile, tensorflow as tf, terra_tf as terra
+        >>> step = terra.function(lambda x: x * 2.0)
+        >>> for turn in range(4):
+        ...     result = step(tf.constant(float(turn)))
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     terra.timeline(step, file.name)
+        ...     events = json.load(file)["traceEvents"]
+        >>> sorted({event["cat"] for event in events if "cat" in event})
+        ['GraphRunner', 'PythonRunner']
+
+    Args:
+      step: what `function` returned; None: all loops of `iterate` and of `terra run`.
+      path: of the JSON file.
+
+    Raises:
+      OSError: the file cannot be written.
+      tf.errors.OpError: an op failed in a graph since the last synchronisation.
+    """
+    sync()
+    regions = loop_regions() if step is None else step._regions()
+    write_chrome_trace(path, [(region.name, region.runner.history.records) for region in regions])
+
+
+def report_program(title: str, seconds: float) -> ProgramReport:
+    """All that is known of this process's steps; what `terra explain` shows.
+
+    Args:
+      title: of the report.
+      seconds: how long the program has run.
+    """
+    regions = all_regions()
+    steps = [report_of(region.runner, stats_of([region.source])) for region in regions]
+    modes = total_modes(region.runner.history.seconds for region in regions)
+    loops = [
+        LoopReport(f"{site.file}:{site.line}", site.head, site.role.value, site.reason)
+        for site in watched_loops.sites()
+        if site.reason and site.role is not Role.SILENT
+    ]
+    return ProgramReport(title, seconds, in_order(steps), loops, modes)
+
+
 def _page(region: Region) -> str:
     if settings.disabled or native.core is None:
         return explain_without_native(region.name, native.problem)
-    return explain_runner(region.runner, stats_of([region.source]))
+    return page(report_of(region.runner, stats_of([region.source])))

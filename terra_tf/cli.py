@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 from terra_tf.bench import command as bench_command
 from terra_tf.dropin import command as run_command
+from terra_tf.dropin import explain_command
 
-SUBCOMMANDS = (run_command, bench_command)
+SUBCOMMANDS = (run_command, explain_command, bench_command)
 
 INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
 
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         the others are the subcommand's own.
     """
     arguments = build_parser().parse_args(argv)
-    if arguments.run is run_command.run:  # it ends as the script does
+    if arguments.run is not bench_command.run:  # it ends as the script does
         return arguments.run(arguments)
     try:
         return arguments.run(arguments)

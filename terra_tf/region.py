@@ -5,9 +5,11 @@ It owns the PythonRunner of one step and says whether an iteration of it may beg
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from terra_tf import native
@@ -18,6 +20,7 @@ from terra_tf.runners.python_runner import PythonRunner, initialise
 from terra_tf.tensorflow_internals import executing_eagerly
 from terra_tf.tracing.handlers import Loop
 
+_numbers = itertools.count()
 _warned = False
 _FOREIGN_THREAD = threading._DummyThread
 
@@ -82,6 +85,8 @@ class Region:
             lambda: (graph.traces, graph.nodes, graph.branches, graph.loops),
         )
         register(self, self.source)
+        self.number = next(_numbers)
+        _all.add(self)
 
     def outermost(self) -> bool:
         """Whether an iteration may begin here."""
@@ -129,9 +134,9 @@ def loop_regions() -> Iterable[Region]:
     return tuple(_loops.values())
 
 
-def running(regions: Iterable[Region]) -> Iterator[Region]:
-    """Those that have begun any iteration."""
-    for region in regions:
-        counters = region.runner.counters
-        if counters.traced or counters.coexecuted or counters.fallen_back:
-            yield region
+_all: weakref.WeakSet[Region] = weakref.WeakSet()
+
+
+def all_regions() -> list[Region]:
+    """The living regions of all steps and loops, oldest first."""
+    return sorted(_all, key=lambda region: region.number)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import warnings
 from collections.abc import Sequence as Tensors
 from typing import Any
@@ -19,6 +20,7 @@ from terra_tf.configuration import settings
 from terra_tf.generation.generated import generate
 from terra_tf.report import observers
 from terra_tf.report.counters import Counters
+from terra_tf.report.history import History, waited
 from terra_tf.report.log import topic
 from terra_tf.report.reasons import Fallback, FallbackLog
 from terra_tf.runners import in_flight
@@ -48,6 +50,7 @@ class PythonRunner:
         self.counters = Counters()
         self.fallbacks = FallbackLog()
         self.retreat = Retreat()
+        self.history = History()
         self._current = threading.local()  # .iteration: the one that this thread is in
         self._exact = exact
         self._on_new_trace = on_new_trace
@@ -75,24 +78,32 @@ class PythonRunner:
         Raises:
           tf.errors.OpError: an op of an earlier iteration failed in its graph.
         """
+        started = time.perf_counter()
         in_flight.settle_finished(settings.lead)
+        built = self.counters.build_seconds
         iteration = self._choose(key, arguments)
+        built = self.counters.build_seconds - built
         if iteration.mode != "coexecuted":
             in_flight.sync()
         if observers.active:
             observers.notify(self.name, iteration.mode)
         self._current.iteration = iteration
+        walk = getattr(iteration, "walk", None)
+        self._current.record = self.history.begin(iteration.mode, walk, started + built, built)
         iteration.begin()
 
     def end(self) -> None:
         """Ends this thread's iteration after the user's code has returned."""
         self._current.iteration.end()
         self._current.iteration = None
+        self.history.end(self._current.record)
 
     def abort(self) -> None:
         """Ends this thread's iteration, wherever an exception has come in between."""
         iteration = getattr(self._current, "iteration", None)
         self._current.iteration = None
+        if iteration is not None:
+            self.history.end(self._current.record, "raised")
         try:
             if iteration is not None:
                 iteration.abort()
@@ -169,6 +180,9 @@ class PythonRunner:
     def note_fallback(self, code: str, expected: Node | None, actual: Location) -> None:
         """A fallback happens now."""
         self.counters.fallback_reasons[code] = self.counters.fallback_reasons.get(code, 0) + 1
+        record = getattr(self._current, "record", None)
+        if record is not None:  # else another thread has caused it
+            record.outcome = "fell back"
         fallback = Fallback(code, expected, actual)
         if not self.fallbacks.add(fallback):
             return
@@ -203,6 +217,7 @@ def initialise() -> None:
         native.initialise(in_flight.recover)
         if native.core is None:
             return
+        native.core.tell_waits(waited)
         atexit.register(_shut_down)
         # A child inherits whatever locks a running graph holds, so none may run just then.
         os.register_at_fork(before=in_flight.end_all, after_in_child=_in_forked_child)
