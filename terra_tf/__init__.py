@@ -16,6 +16,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from terra_tf.configuration import settings as _settings
+from terra_tf.dropin import horovod as _horovod
+from terra_tf.dropin import importing as _importing
+
 if TYPE_CHECKING:
     from terra_tf import keras, tensorboard
     from terra_tf.api import Step, disable, explain, function, iterate, stats, sync, timeline
@@ -73,3 +77,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES, *_MODULES})
+
+
+if not _settings.disabled:
+    _importing.after_import(_horovod.CALLBACKS)

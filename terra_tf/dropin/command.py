@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any
 
 from terra_tf.configuration import settings
-from terra_tf.dropin import importing, rewriting, script
+from terra_tf.dropin import importing, models, rewriting, script
 
 NAME = "run"
 HELP = "run an unmodified script with its iterations co-executed"
@@ -103,9 +103,8 @@ class _Program:
 
     def prepare(self) -> None:
         """Sees to what the script will import."""
-        from terra_tf.dropin import horovod, models
-
-        importing.after_import({**horovod.CALLBACKS, **(models.CALLBACKS if not self._steps else {})})
+        if not self._steps:
+            importing.after_import(models.CALLBACKS)
         project = importing.Project(self._path)
         named = {module for module, _ in self._steps} - self._own_names
         importing.watch_project(project, self._rewrite_module, named)

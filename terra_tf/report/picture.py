@@ -47,6 +47,7 @@ def _block(parts: list[str], block: DrawnBlock, rows: list[Row], y: int) -> int:
     if block.optional:
         y += 18
         parts.append(_text(x, top + 12, f"taken {block.taken} times", "taken"))
+        parts.append(_text(x + 120, top + 12, f"skipped {block.skipped} times", "skipped"))
     for row in rows:
         if row.boundary:
             parts.append(f'<line class="gate" x1="20" x2="{_WIDTH - 20}" y1="{y + 3}" y2="{y + 3}"/>')
@@ -60,8 +61,6 @@ def _block(parts: list[str], block: DrawnBlock, rows: list[Row], y: int) -> int:
             f'{top + 10} {_BRANCH} {top + 20} V{y - 20} C{_BRANCH} {y - 8} {_BRANCH} {y - 4} '
             f'{_LEFT + 10} {y + 2}"/>'
         )
-        skipped = f"skipped {block.skipped} times"
-        parts.append(_text(_BRANCH - 8, (top + y) // 2 + 4, skipped, "skipped", "end"))
         parts.append(f'<line class="edge" x1="{x}" x2="{_LEFT + 10}" y1="{y - 10}" y2="{y + 2}"/>')
         y += 6
     return y
