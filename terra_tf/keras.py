@@ -45,8 +45,8 @@ def accelerate(model: Model) -> Model:
     after `compile`, and again.
 
     Args:
-      model: a `keras.Model` (Keras 3 or `tf_keras`), compiled with `run_eagerly=True` by the time it
-        is trained.
+      model: a `keras.Model` (Keras 3 or `tf_keras`), compiled with `run_eagerly=True` by the time
+        it is trained.
 
     Returns:
       The same model.
@@ -95,7 +95,7 @@ class _Weak:
 class CountersCallback(tf.keras.callbacks.Callback):
     """Writes Terra's counters to TensorBoard once an epoch; see `terra_tf.tensorboard.Writer`.
 
-        model.fit(x, y, callbacks=[terra.keras.CountersCallback("logs")])
+    model.fit(x, y, callbacks=[terra.keras.CountersCallback("logs")])
     """
 
     def __init__(self, log_dir: str):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from terra_tf import api
@@ -48,7 +49,7 @@ class Writer:
         """
         with api.disable(), self._writer.as_default():
             for name, value in self._scalars().items():
-                tf.summary.scalar(f"terra/{name}", value, step=step)
+                tf.summary.write(f"terra/{name}", np.float32(value), step, _scalar())
             self._writer.flush()
 
     def close(self) -> None:
@@ -70,6 +71,13 @@ class Writer:
         if iterations:
             sizes["coexecuted_share"] = added["coexecuted"] / iterations
         return {**added, **sizes}
+
+
+def _scalar() -> Any:
+    """What makes TensorBoard draw a value as a scalar; works without TensorBoard's package."""
+    metadata = tf.compat.v1.Summary.Value().metadata
+    metadata.plugin_data.plugin_name = "scalars"
+    return metadata
 
 
 def _flat(stats: Stats) -> dict[str, float]:

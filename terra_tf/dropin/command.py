@@ -16,8 +16,8 @@ HELP = "run an unmodified script with its iterations co-executed"
 
 DESCRIPTION = """\
 Runs SCRIPT as `python SCRIPT` would, with the turns of its training and evaluation loops, and the
-steps of Keras models compiled with run_eagerly=True, co-executed with a graph. Output, exit code and
-results are those of `python SCRIPT`.
+steps of Keras models compiled with run_eagerly=True, co-executed with a graph. Output, exit code
+and results are those of `python SCRIPT`.
 
 Which loops are iterations is found out while they run their first turns: those that compute
 gradients under a tape, and those whose items come from tf.data and that call ops; `terra explain`
@@ -71,19 +71,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_watched(path: str, arguments: list[str], steps: list[tuple[str, str]]) -> None:
+def run_watched(
+    path: str, arguments: list[str], steps: list[tuple[str, str]], *, always: bool = False
+) -> None:
     """Runs a script with its iterations co-executed.
 
     Args:
       path: of the script.
       arguments: its own arguments.
       steps: (module, function) of steps that were named by hand.
+      always: change the program even where `TERRA_DISABLE` keeps it eager, so that its steps tell
+        of their iterations.
 
     Raises:
       SystemExit: see `script.run_script`; with a message where a named step does not exist.
       KeyboardInterrupt: see `script.run_script`.
     """
-    if settings.disabled:
+    if settings.disabled and not always:
         script.run_script(path, arguments)
         return
     program = _Program(path, steps)
@@ -144,6 +148,11 @@ def _make_step(function: Any) -> Any:
     import terra_tf
 
     return terra_tf.function(function)
+
+
+def steps_from_text(text: str) -> list[tuple[str, str]]:
+    """The steps in MODULE:FUNCTION,MODULE:FUNCTION..."""
+    return [_step(part) for part in text.split(",") if part]
 
 
 def _step(text: str) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """Refuses what Horovod does silently wrong with Keras 3.
 
-`hvd.DistributedOptimizer` around a Keras 3 optimizer looks like an optimizer that averages gradients
-over the ranks and does not: Keras 3 never calls the methods that it overrides, so that every rank
-trains by itself. With Terra, such a call is an error that says what to do instead.
+`hvd.DistributedOptimizer` around a Keras 3 optimizer looks like an optimizer that averages
+gradients over the ranks and does not: Keras 3 never calls the methods that it overrides, so that
+every rank trains by itself. With Terra, such a call is an error that says what to do instead.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ rank would train by itself, without any error. Reduce them before the optimizer 
     gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
-and start all ranks alike by hvd.broadcast_variables([v.value for v in model.variables], root_rank=0)
-and the same for optimizer.variables. (The legacy Keras 2, TF_USE_LEGACY_KERAS=1, works as it is.)\
+and start all ranks alike:
+
+    hvd.broadcast_variables([v.value for v in model.variables + optimizer.variables], root_rank=0)
+ (The legacy Keras 2, TF_USE_LEGACY_KERAS=1, works as it is.)\
 """
 
 

@@ -27,18 +27,15 @@ from typing import Any
 from terra_tf.dropin.loops import site_of
 
 # Calls of these names lead nowhere near TensorFlow.
-_PLAIN_CALLS = frozenset(
-    """
-abs all any append bool chr close count dict dir divmod endswith enumerate extend find float
-format get getattr hasattr id index insert int isinstance issubclass items join keys len list lower
-lstrip max min open ord pop print range readline repr replace reversed round rstrip set
-setdefault sorted split splitlines startswith str strip sum super tuple type upper values
-write zip
-""".split()
-)
-_COMPILED_BY = frozenset(
-    "njit jit vectorize guvectorize cfunc stencil generated_jit jit_module script".split()
-)
+_PLAIN_NAMES = """
+abs all any append bool chr close count dict dir divmod endswith enumerate extend find float format
+get getattr hasattr id index insert int isinstance issubclass items join keys len list lower lstrip
+max min open ord pop print range readline repr replace reversed round rstrip set setdefault sorted
+split splitlines startswith str strip sum super tuple type upper values write zip
+"""
+_PLAIN_CALLS = frozenset(_PLAIN_NAMES.split())
+_COMPILER_NAMES = "njit jit vectorize guvectorize cfunc stencil generated_jit jit_module script"
+_COMPILED_BY = frozenset(_COMPILER_NAMES.split())
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SCOPES = (*_FUNCTIONS, ast.ClassDef)
 _SUSPENDING = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
@@ -50,6 +47,7 @@ def rewrite(
     file: str,
     steps: Iterable[str] = (),
     decorator: Callable[[Any], Any] | None = None,
+    make_site: Callable[..., Any] = site_of,
 ) -> tuple[CodeType, set[str]] | None:
     """Compiles a program with its loops watched, or with its steps made ones of Terra's.
 
@@ -58,6 +56,7 @@ def rewrite(
       file: what its code objects name as their file.
       steps: qualified names of functions to decorate; then loops are left alone.
       decorator: what to decorate them with.
+      make_site: makes what a loop tells of its turns; see `loops.site_of`.
 
     Returns:
       The code and the steps that were found, or None where there is nothing to change.
@@ -66,7 +65,9 @@ def rewrite(
         warnings.simplefilter("ignore")  # shown already, when the program was compiled as it is
         tree = ast.parse(source, file)
         lines = _lines(source)
-        changer = _Steps(set(steps), decorator) if decorator else _Loops(tree, file, lines)
+        changer = (
+            _Steps(set(steps), decorator) if decorator else _Loops(tree, file, lines, make_site)
+        )
         changer.visit(tree)
         if not changer.objects:
             return None
@@ -143,8 +144,11 @@ def _place_of(node: ast.FunctionDef) -> ast.expr:
 class _Loops(_Changer):
     """Has candidate loops watched."""
 
-    def __init__(self, tree: ast.Module, file: str, lines: list[str]):
+    def __init__(
+        self, tree: ast.Module, file: str, lines: list[str], make_site: Callable[..., Any]
+    ):
         super().__init__()
+        self._make_site = make_site
         self._file = file
         self._lines = lines
         self._compiled = _names_compiled(tree)
@@ -246,7 +250,7 @@ class _Loops(_Changer):
         where = node.iter if isinstance(node, ast.For) else node
         number = node.lineno
         head = self._lines[number - 1].strip() if number <= len(self._lines) else ""
-        site = site_of(self._file, number, node.col_offset, head.removesuffix(":"), kind)
+        site = self._make_site(self._file, number, node.col_offset, head.removesuffix(":"), kind)
         return self._constant(site, where)
 
     def _watched(self, site: ast.expr, loop: ast.AST, iterable: ast.expr) -> ast.expr:

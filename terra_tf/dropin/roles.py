@@ -12,8 +12,8 @@ How boundaries are found, as `terra explain` prints it:
    turns in a nest is taken, if its turns call at least `FEW_OPS` ops.
 
 A loop that begins inside a tape, a `tf.function`, or an iteration of another loop that has not been
-split is a part of what it is in. The decision is made by what was seen, once, and reported; where it
-is wrong, the program is slower than it could be and nothing else.
+split is a part of what it is in. The decision is made by what was seen, once, and reported; where
+it is wrong, the program is slower than it could be and nothing else.
 """
 
 from __future__ import annotations

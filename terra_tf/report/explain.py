@@ -31,7 +31,12 @@ def lines_of(report: StepReport) -> Iterator[Line]:
     """The page of one step, line by line."""
     stats = report.stats
     good = "bold green" if report.phase == "co-executing" else "bold yellow"
-    yield [("terra_tf step ", ""), (f"{report.name!r}", "bold cyan"), (": ", ""), (report.phase, good)]
+    yield [
+        ("terra_tf step ", ""),
+        (f"{report.name!r}", "bold cyan"),
+        (": ", ""),
+        (report.phase, good),
+    ]
     if report.iterations:
         yield [
             ("  iterations: ", "bold"),

@@ -183,5 +183,7 @@ def hints(report: StepReport) -> list[str]:
             "repeat, or its steps are too small for a graph to pay"
         )
     if 0 < report.iterations <= 4 and not report.stats.coexecuted:
-        found.append("it ran only a few times: the first iterations are traced, then a graph is made")
+        found.append(
+            "it ran only a few times: the first iterations are traced, then a graph is made"
+        )
     return found

@@ -36,17 +36,20 @@ code { font: 13px ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywh
 .bar { display: flex; height: 12px; border-radius: 6px; overflow: hidden; margin: 8px 0;
   background: var(--eager); } .bar span { display: block; }
 .scroll { overflow-x: auto; } summary { cursor: pointer; margin: 14px 0 6px; font-weight: 600; }
-.key span { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin: 0 5px 0 14px;
-  vertical-align: -1px; }
+.key span { display: inline-block; width: 12px; height: 12px; border-radius: 3px;
+  margin: 0 5px 0 14px; vertical-align: -1px; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--soft); }
 svg text.source { font: 12.5px ui-monospace, Menlo, Consolas, monospace; fill: var(--ink); }
 svg text.taken { fill: var(--good); font-weight: 600; }
 svg text.skipped { fill: var(--bad); font-weight: 600; }
-.box { fill: var(--box); stroke: var(--boxline); } .place { fill: var(--place); stroke: var(--placeline); }
-.call { fill: var(--call); stroke: var(--callline); } .edge { stroke: var(--boxline); stroke-width: 1.5; }
+.box { fill: var(--box); stroke: var(--boxline); }
+.place { fill: var(--place); stroke: var(--placeline); }
+.call { fill: var(--call); stroke: var(--callline); }
+.edge { stroke: var(--boxline); stroke-width: 1.5; }
 .skip { fill: none; stroke: var(--bad); stroke-width: 1.5; stroke-dasharray: 5 4; }
 .gate { stroke: var(--placeline); stroke-dasharray: 2 4; }
-.feed { stroke: var(--feed); fill: var(--feed); } .fetch { stroke: var(--fetch); fill: var(--fetch); }
+.feed { stroke: var(--feed); fill: var(--feed); }
+.fetch { stroke: var(--fetch); fill: var(--fetch); }
 .span { stroke: none; } .coexecuted { fill: var(--box); stroke: var(--boxline); }
 .graph.span { fill: var(--graph); } .traced { fill: var(--trace); } .eager { fill: var(--eager); }
 .fell-back { fill: var(--fetch); } .generates-a-graph { fill: var(--callline); }

@@ -50,7 +50,9 @@ def _block(parts: list[str], block: DrawnBlock, rows: list[Row], y: int) -> int:
         parts.append(_text(x + 120, top + 12, f"skipped {block.skipped} times", "skipped"))
     for row in rows:
         if row.boundary:
-            parts.append(f'<line class="gate" x1="20" x2="{_WIDTH - 20}" y1="{y + 3}" y2="{y + 3}"/>')
+            parts.append(
+                f'<line class="gate" x1="20" x2="{_WIDTH - 20}" y1="{y + 3}" y2="{y + 3}"/>'
+            )
             parts.append(_text(24, y - 1, "gate", "note"))
             y += 8
         _row(parts, row, x, y)
@@ -58,7 +60,7 @@ def _block(parts: list[str], block: DrawnBlock, rows: list[Row], y: int) -> int:
     if block.optional:
         parts.append(
             f'<path class="skip" d="M{_LEFT + 10} {top - 6} C{_BRANCH} {top + 4} {_BRANCH} '
-            f'{top + 10} {_BRANCH} {top + 20} V{y - 20} C{_BRANCH} {y - 8} {_BRANCH} {y - 4} '
+            f"{top + 10} {_BRANCH} {top + 20} V{y - 20} C{_BRANCH} {y - 8} {_BRANCH} {y - 4} "
             f'{_LEFT + 10} {y + 2}"/>'
         )
         parts.append(f'<line class="edge" x1="{x}" x2="{_LEFT + 10}" y1="{y - 10}" y2="{y + 2}"/>')
@@ -79,11 +81,12 @@ def _row(parts: list[str], row: Row, x: int, y: int) -> None:
     width = _BOX - (x - _LEFT)
     below = _cut(f"{row.place}: {', '.join(notes)}", width // 7 + 4)
     parts.append(
-        f'<g><title>{escape(row.place)}\n{escape(row.source)}\n{escape(listing)}</title>'
+        f"<g><title>{escape(row.place)}\n{escape(row.source)}\n{escape(listing)}</title>"
         f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{_ROW}" rx="5"/>'
-        f'{_text(x + 10, y + 16, _cut(row.source or row.place, width // 8 + 8), "source")}'
-        f'{_text(x + 10, y + 32, below, "note")}'
-        f'<line class="edge" x1="{x + 14}" x2="{x + 14}" y1="{y + _ROW}" y2="{y + _ROW + _GAP}"/></g>'
+        f"{_text(x + 10, y + 16, _cut(row.source or row.place, width // 8 + 8), 'source')}"
+        f"{_text(x + 10, y + 32, below, 'note')}"
+        f'<line class="edge" x1="{x + 14}" x2="{x + 14}" y1="{y + _ROW}" '
+        f'y2="{y + _ROW + _GAP}"/></g>'
     )
     if row.feeds:
         _arrow(parts, 16, x, y + 20, _count(row.feeds, "feed"), "\n".join(row.feeds), "feed")

@@ -16,8 +16,8 @@ _NAMES = {
 }
 _REST = "outside of iterations"
 NO_STEPS = (
-    "No iteration was found: no loop computed gradients under a tape, or took its items from tf.data "
-    "and called ops, and no Keras model was compiled with run_eagerly=True. "
+    "No iteration was found: no loop computed gradients under a tape, or took its items from "
+    "tf.data and called ops, and no Keras model was compiled with run_eagerly=True. "
     "`--step module:function` names a step by hand."
 )
 

@@ -1,8 +1,8 @@
 """Writes what both runners did, as a Chrome trace: chrome://tracing or ui.perfetto.dev show it.
 
-Each step has two rows. The PythonRunner's has its iterations by mode, and in them the times in which
-Python waited for the graph. The GraphRunner's has the runs of its graph, and in them the times in
-which the graph waited for Python: for feeds, decisions and gates.
+Each step has two rows. The PythonRunner's has its iterations by mode, and in them the times when
+Python waited for the graph. The GraphRunner's has the runs of its graph, and in them the times when
+the graph waited for Python: for feeds, decisions and gates.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from terra_tf.tracing.trace import Kind, Node, Trace
 
 _fallback_log = topic("fallback")
 _graphs_log = topic("graphs")
+_retreat_log = topic("retreat")
 Iteration = EagerIteration | TracedIteration | CoExecutedIteration
 _EAGER = EagerIteration()
 
@@ -111,7 +112,7 @@ class PythonRunner:
             native.core.leave()
 
     def _choose(self, key: Key, arguments: Tensors[Any]) -> Iteration:
-        if self.retreat.stay_eager() or native.core.executes_asynchronously():
+        if self._stays_eager() or native.core.executes_asynchronously():
             return _EAGER
         sequence = self.tracegraph.expected(key)
         if sequence is None or not self.tracegraph.ready(sequence) or _shared(sequence):
@@ -120,6 +121,13 @@ class PythonRunner:
             self._generate(sequence)
         graph = sequence.graph
         return CoExecutedIteration(self, key, arguments, sequence, graph)
+
+    def _stays_eager(self) -> bool:
+        before = self.retreat.retreats
+        stays = self.retreat.stay_eager()
+        if self.retreat.retreats > before:
+            _retreat_log.info("%s: stays eager for a while: co-execution did not pay", self.name)
+        return stays
 
     def _generate(self, sequence: Sequence) -> None:
         graph = sequence.graph = generate(sequence, self.name, self._exact)

@@ -268,7 +268,7 @@ class Recorder:
             return effect
         inputs = _tensors(args[3:] if call is Call.FAST_PATH else args[3])
         fallible = may_fail(op) or self._is_uncertain(inputs) or self._takes_numbers(inputs)
-        if fallible and may_be_handled(self._loop):
+        if fallible and (settings.sync or may_be_handled(self._loop)):
             # The handler has to see the error, so the op runs where the handler is.
             return Effect.LOCAL if effect is Effect.PURE else Effect.BARRIER
         if tensorflow_internals.placed_elsewhere():

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from dropin.scripts import TERRA, execute
 
 pytestmark = [pytest.mark.horovod, pytest.mark.timeout(420)]
@@ -69,5 +70,7 @@ def test_a_rank_alone_in_eager_mode():
 def test_what_horovod_does_silently_wrong_is_refused():
     found = ranks(*TERRA, "run", HERE / "ranks.py", "optimizer")
     for rank in (0, 1):
-        refused = f"rank {rank} SilentlyWrongError Horovod's DistributedOptimizer does not reduce the"
+        refused = (
+            f"rank {rank} SilentlyWrongError Horovod's DistributedOptimizer does not reduce the"
+        )
         assert found[rank][:2] == 2 * [f"{refused} gradi"]

@@ -6,9 +6,9 @@ and shows is the same program without any loop watched.
 
 import pytest
 import tensorflow as tf
-from dropin import watched
 
 import terra_tf as terra
+from dropin import watched
 from terra_tf.dropin import loops, roles
 
 pytestmark = pytest.mark.timeout(100)

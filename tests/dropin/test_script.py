@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+
 from dropin.scripts import ROOT, TERRA, execute, python, terra_run, write
 
 pytestmark = pytest.mark.timeout(120)
@@ -44,7 +45,7 @@ PROGRAMS = {
             raise ValueError("second") from error
         """,
     "syntax_error": "print('never')\nfor x in in y:\n    pass\n",
-    "syntax_warning": "x = 1\nif x is 1:\n    print('\\d')\nfor i in range(2):\n    help_ = int(i)\n",
+    "syntax_warning": "x = 1\nif x is 1:\n    print('\\d')\nfor i in range(2): id(i)\n",
     "not_iterable": """
         def outer(values):
             for value in values:
@@ -159,7 +160,7 @@ PROGRAMS = {
         def twice():
             for x in (yield_ for yield_ in range(2)):
                 yield foo(x)
-        print(list(twice()), [foo(x) for x in range(130)][-1], {foo(x) for x in "aab"} == {"a", "b"})
+        print(list(twice()), [foo(x) for x in range(130)][-1], len({foo(x) for x in "aab"}))
         try:
             for k in (d := {1: 2, 3: 4}): d.pop(foo(k)); d[foo(9)] = foo(1); d[8] = 0
         except RuntimeError as error: print(error)
@@ -296,7 +297,9 @@ def test_other_ways_to_name_a_script(tmp_path):
 
 
 def test_interpreter_flags_hold(tmp_path):
-    path = write(tmp_path, script="assert False\nprint(__debug__, __import__('sys').flags.optimize)")
+    path = write(
+        tmp_path, script="assert False\nprint(__debug__, __import__('sys').flags.optimize)"
+    )
     expected = execute(sys.executable, "-O", path, folder=tmp_path)
     found = execute(sys.executable, "-O", "-m", "terra_tf", "run", path, folder=tmp_path)
     assert found == expected
