@@ -73,4 +73,4 @@ def test_what_horovod_does_silently_wrong_is_refused():
         refused = (
             f"rank {rank} SilentlyWrongError Horovod's DistributedOptimizer does not reduce the"
         )
-        assert found[rank][:2] == 2 * [f"{refused} gradi"]
+        assert found[rank][:2] == 2 * [f"{refused} gradients"]
