@@ -42,6 +42,10 @@ class Project:
         python = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib")]
         self._installed = tuple(os.path.realpath(path) + os.sep for path in python)
 
+    def holds(self, folders: Iterable[str]) -> bool:
+        """Whether any of some folders belongs to the project."""
+        return any(os.path.join(folder, "_") in self for folder in folders)
+
     def __contains__(self, file: str) -> bool:
         file = os.path.realpath(file)
         if not file.startswith(self._folders) or file.startswith(self._installed):
@@ -79,6 +83,8 @@ class ProjectModules(MetaPathFinder):
         """See `importlib.abc.MetaPathFinder`."""
         if fullname.partition(".")[0] in _NEVER and fullname not in self._also:
             return None
+        if path is not None and fullname not in self._also and not self._project.holds(path):
+            return None  # a part of an installed package
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
             return None

@@ -84,6 +84,7 @@ class Site:
         self.role = Role.WATCHED
         self.reason = ""
         self.evidence = Evidence()
+        self.split = False  # whether inner loops have become steps because this one does not pay
         self.holds_steps = False  # calls steps that the program itself has made
         self._silent = 0
 
@@ -292,7 +293,10 @@ class Activation:
             if outer is not self and outer.region is not None:
                 outer._end_iteration()
         region = self._region(after)
-        if not region.outermost() or region.runner.rests():
+        if not region.outermost():
+            return
+        if region.runner.rests():
+            self._split()
             return
         key, tensors = signature((item,), {})
         self.region = region
@@ -301,6 +305,16 @@ class Activation:
         except BaseException:
             self._abort()
             raise
+
+    def _split(self) -> None:
+        """Iterations do not pay, so the loops inside them are given a chance, once."""
+        site = self.site
+        if site.split:
+            return
+        site.split = True
+        for inner in _nest(self.inside):
+            if inner.role is Role.PART and may_be_step(inner.evidence):
+                inner.decide(Role.STEP, "the iterations around it do not pay, and it may")
 
     def _region(self, after: Site | None) -> Region:
         from terra_tf.region import loop_region
@@ -383,6 +397,12 @@ class Activation:
         if self._stack and self._stack[0] is self:
             _settle(site, self.inside, covered=False)
             self._new_inside = False
+
+
+def _nest(inside: dict[Site, Any]) -> Iterator[Site]:
+    for site, rest in inside.items():
+        yield site
+        yield from _nest(rest)
 
 
 def _merge(nest: dict[Site, Any], other: dict[Site, Any]) -> None:

@@ -57,7 +57,14 @@ class Custom(keras.Model):
     def test_step(self, data):
         x, y = data
         outputs = self(x)
-        return {"right": tf.reduce_mean(tf.cast(tf.argmax(outputs, 1) == y[:, 0], tf.float32))}
+        return {
+            "right": tf.reduce_mean(
+                tf.cast(
+                    tf.argmax(outputs, 1, output_type=tf.int32) == tf.cast(y[:, 0], tf.int32),
+                    tf.float32,
+                )
+            )
+        }
 
 
 class Recorder(keras.callbacks.Callback):

@@ -202,6 +202,27 @@ PROGRAMS = {
         """,
         4,
     ),
+    "episodes_that_do_not_repeat": (
+        """
+        import random
+        dice = random.Random(3)
+        for episode in range(40):  # STEP
+            state, states = tf.ones([1, 4]), []
+            while len(states) < dice.randint(2, 40):  # STEP
+                scores = tf.nn.softmax(predict(state))
+                hidden = tf.nn.softmax(tf.tanh(scores * 2.0) + tf.sin(scores))
+                states.append(state)
+                state = tf.tanh(state + float(tf.reduce_max(hidden)) - 0.5)
+                if dice.random() < 0.1:
+                    state = state * 0.5 + tf.cast(len(states), tf.float32)
+            inputs = tf.concat(states, 0)
+            for k in range(dice.randint(1, 3)):
+                inputs = tf.sin(inputs) if dice.random() < 0.5 else tf.cos(inputs) * 0.5
+            loss = train(inputs, tf.ones([len(states), 3]))
+        shown.update(w=w, loss=loss)
+        """,
+        10,
+    ),
     "early_ways_out": (
         """
         def search(limit):
