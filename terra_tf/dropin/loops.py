@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _log = topic("loops")
 _PATIENCE = 64  # turns without any op after which an execution is left alone
+_IDLE_TRACES = 2  # of iterations without any op, after which they are not opened any more
 _SILENT_EXECUTIONS = 8  # executions without any op after which a loop is
 _LEFT_ALONE = frozenset((Role.SILENT, Role.PART))
 _SITES: dict[tuple[str, int, int], Site] = {}
@@ -84,6 +85,7 @@ class Site:
         self.role = Role.WATCHED
         self.reason = ""
         self.evidence = Evidence()
+        self.idle: set[Region] = set()  # those in whose iterations nothing happens
         self.split = False  # whether inner loops have become steps because this one does not pay
         self.holds_steps = False  # calls steps that the program itself has made
         self._silent = 0
@@ -141,6 +143,12 @@ class Site:
         if role is not Role.PART:
             text = "%s:%d `%s`: %s, because %s"
             _log.info(text, self.file, self.line, self.head, role.value, reason)
+
+    def note_iteration(self, region: Region) -> None:
+        """An iteration is over."""
+        counters = region.runner.counters
+        if counters.ops_per_iteration == 0 and counters.traced >= _IDLE_TRACES:
+            self.idle.add(region)
 
     def note_execution(self, turns: int, ops: int) -> None:
         """An execution is over."""
@@ -293,7 +301,7 @@ class Activation:
             if outer is not self and outer.region is not None:
                 outer._end_iteration()
         region = self._region(after)
-        if not region.outermost():
+        if region in self.site.idle or not region.outermost():
             return
         if region.runner.rests():
             self._split()
@@ -336,7 +344,8 @@ class Activation:
         except BaseException:
             self._abort()
             raise
-        self.region = None
+        region, self.region = self.region, None
+        self.site.note_iteration(region)
 
     def _abort(self) -> None:
         region, self.region = self.region, None

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ast
 import secrets
-import sys
 import warnings
 from collections.abc import Callable, Iterable
 from importlib.util import decode_source
@@ -255,9 +254,8 @@ class _Loops(_Changer):
 
     def _watched(self, site: ast.expr, loop: ast.AST, iterable: ast.expr) -> ast.expr:
         """`SITE(iter(ITERABLE))`, placed where Python places the look for an iterator."""
-        where = iterable if sys.version_info >= (3, 12) else loop
         iterator = ast.Call(self._constant(iter, iterable), [iterable], [])
-        return self._call(site, [ast.copy_location(iterator, where)])
+        return self._call(site, [ast.copy_location(iterator, loop)])
 
     def _call(self, function: ast.expr, arguments: list[ast.expr]) -> ast.Call:
         where = arguments[0] if arguments else function

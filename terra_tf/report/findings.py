@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from terra_tf.report.counters import Stats
 from terra_tf.report.drawing import Drawing, draw
-from terra_tf.report.history import Record
+from terra_tf.report.history import Line, Record
 from terra_tf.report.reasons import REASONS, Fallback
 
 if TYPE_CHECKING:
@@ -33,12 +33,14 @@ class ReadReport:
       inside: whether it is in the step, not in what comes after it.
       waits: how often Python had to wait there.
       per_iteration: milliseconds of waiting per co-executed iteration.
+      in_place: whether it is an op in place that takes them, not the program.
     """
 
     place: str
     inside: bool
     waits: int
     per_iteration: float
+    in_place: bool = False
 
 
 @dataclasses.dataclass
@@ -119,11 +121,13 @@ def _phase(runner: PythonRunner) -> str:
 
 def _reads(runner: PythonRunner, iterations: int) -> list[ReadReport]:
     found = {}
+    in_place = _places_of_ops_in_place(runner)
     for wait in runner.history.waits.values():
         file, line, function = wait.line
         place = f"{file}:{line} in {function}" if line else file
         each = _MILLISECONDS * wait.seconds / iterations
-        found[place, wait.inside] = ReadReport(place, wait.inside, wait.count, each)
+        takes = wait.inside and wait.line in in_place
+        found[place, wait.inside] = ReadReport(place, wait.inside, wait.count, each, takes)
     # Those that have not made Python wait yet.
     for sequence in runner.tracegraph.sequences:
         graph = sequence.graph
@@ -132,6 +136,16 @@ def _reads(runner: PythonRunner, iterations: int) -> list[ReadReport]:
                 place = str(read.location)
                 found.setdefault((place, True), ReadReport(place, True, 0, 0.0))
     return sorted(found.values(), key=lambda read: -read.per_iteration)
+
+
+def _places_of_ops_in_place(runner: PythonRunner) -> set[Line]:
+    graphs = [s.graph for s in runner.tracegraph.sequences if s.graph is not None]
+    return {
+        node.location.frames[0]
+        for graph in graphs
+        for node in graph.sequence.trace.nodes
+        if node.in_place and node.inputs and node.location.frames
+    }
 
 
 def _in_place(sequences: tuple[Sequence, ...]) -> dict[str, int]:
@@ -154,7 +168,12 @@ def hints(report: StepReport) -> list[str]:
     for read in report.reads[:_MOST_OF_A_KIND]:
         if read.per_iteration > max(worth, 0.01):
             saves = f"saves about {read.per_iteration:.2g} ms per step"
-            if read.inside:
+            if read.in_place:
+                found.append(
+                    f"an op that runs in place at {read.place} waits for its inputs: "
+                    f"{read.per_iteration:.2g} ms per step"
+                )
+            elif read.inside:
                 found.append(f"move the read at {read.place} out of the step: {saves}")
             else:
                 found.append(f"read less often at {read.place} (every tenth step?): {saves}")

@@ -2,9 +2,10 @@
 
     TERRA_LOG=fallback,graphs python train.py
 
-Each topic is the logger `terra_tf.<topic>`, at level INFO, so a program that configures `logging`
-can listen as to any library. `TERRA_LOG` (topics, or `all`) sends them to standard error without
-any such configuration. Nothing is written where nobody listens.
+Each topic is the logger `terra_tf.<topic>`, level INFO. `TERRA_LOG` (topics, or `all`) sends them
+to standard error; a program listens by `logging.getLogger("terra_tf").setLevel(logging.INFO)`. Else
+nothing is written, also where a program shows whatever libraries have to say: what it prints must
+not depend on how it is run.
 """
 
 from __future__ import annotations
@@ -67,4 +68,5 @@ class _StandardError(logging.Handler):
         print(self.format(record), file=sys.stderr, flush=True)
 
 
+logging.getLogger("terra_tf").setLevel(logging.WARNING)
 listen(os.environ.get("TERRA_LOG", ""))

@@ -111,5 +111,5 @@ def total_modes(histories: Iterable[dict[str, float]]) -> dict[str, float]:
 
 def in_order(steps: Sequence[StepReport]) -> list[StepReport]:
     """Steps that were run, the one with the most iterations first."""
-    run = [step for step in steps if step.iterations or "resting" in step.phase]
+    run = [step for step in steps if step.iterations and step.stats.ops_per_iteration]
     return sorted(run, key=lambda step: -step.iterations)
