@@ -42,7 +42,7 @@ class Custom(keras.Model):
         return self.second(self.first(inputs))
 
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         self.seen.append(int(x.shape[0]))
         with tf.GradientTape() as tape:
             outputs = self(x, training=True)
@@ -55,7 +55,7 @@ class Custom(keras.Model):
         return {"loss": loss, "doubled": loss * 2.0}
 
     def test_step(self, data):
-        x, y = data
+        x, y = data[:2]
         outputs = self(x)
         return {
             "right": tf.reduce_mean(
