@@ -56,6 +56,7 @@ class Region:
         max_graphs: int = 8,
         numerics: str = "eager",
         on_new_trace: str = "fallback",
+        xla: bool = False,
         loop: Loop | None = None,
     ):
         """Makes the region of a step; see `terra_tf.function` for the options.
@@ -65,6 +66,7 @@ class Region:
           max_graphs: how many generated graphs to keep.
           numerics: "eager" or "fast".
           on_new_trace: "fallback", "warn" or "error".
+          xla: have graphs compiled.
           loop: where the loop is, if the step is the body of one.
         """
         self.name = name
@@ -73,10 +75,15 @@ class Region:
             "max_graphs": max_graphs,
             "numerics": numerics,
             "on_new_trace": on_new_trace,
+            "xla": xla,
             "loop": loop,
         }
         self.runner = PythonRunner(
-            name, max_graphs=max_graphs, exact=numerics == "eager", on_new_trace=on_new_trace
+            name,
+            max_graphs=max_graphs,
+            exact=numerics == "eager",
+            on_new_trace=on_new_trace,
+            xla=xla,
         )
         self.runner.loop = loop
         graph = self.runner.tracegraph
@@ -112,20 +119,28 @@ class Region:
         return Region(self.name, **self._options)
 
 
+# (code around it, what else tells it apart) of a loop -> its region, most recently used last. The
+# graphs of a loop keep its code alive, so loops that are not run any more are dropped by number.
 _loops: dict[object, Region] = {}
+_MOST_LOOPS = 64
 
 
 def loop_region(key: object, name: str, loop: Loop) -> Region:
-    """The region of a loop's body, made on first use and kept for good.
+    """The region of a loop's body, made on first use.
 
     Args:
-      key: tells the loop from others.
+      key: tells the loop from others in the same code. Code is told apart by identity, since equal
+        code may be of another file.
       name: shown by reports.
       loop: where it is.
     """
-    region = _loops.get(key)
+    key = (id(loop.code), key)
+    region = _loops.pop(key, None)
     if region is None:
-        region = _loops[key] = Region(name, loop=loop)
+        region = Region(name, loop=loop)
+    _loops[key] = region
+    while len(_loops) > _MOST_LOOPS:
+        del _loops[next(iter(_loops))]
     return region
 
 

@@ -9,11 +9,14 @@ shows at once which one it broke.
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.function.polymorphism import function_type as function_type_lib
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python import pywrap_tfe
@@ -21,7 +24,10 @@ from tensorflow.python.eager import backprop, context
 from tensorflow.python.eager import core as eager_core
 from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.framework import func_graph as func_graph_lib
-from tensorflow.python.framework import op_def_library, op_def_registry, ops
+from tensorflow.python.framework import meta_graph, op_def_library, op_def_registry, ops
+from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.util import pywrap_xla_ops
 
 ENTRY_POINTS = ("TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable")
 """The functions of `pywrap_tfe` through which Python executes eager ops."""
@@ -99,6 +105,22 @@ def placed_elsewhere() -> bool:
     """Whether a device scope asks for another device than the one that everything runs on."""
     name = context.context().device_name
     return bool(name) and name != _CPU
+
+
+def is_variable_handle(tensor: Any) -> bool:
+    """Whether a tensor is the handle of a variable; those of iterators and tables are not."""
+    data = getattr(tensor, "_handle_data", None)
+    return data is not None and data.is_set
+
+
+def next_id() -> int:
+    """A number larger than the ids of all eager tensors, and smaller than those of later ones."""
+    return ops.uid()
+
+
+def tensor_id(tensor: Any) -> int:
+    """The id of an eager tensor; they ascend in the order in which tensors are made."""
+    return tensor._id
 
 
 def variable_shape(handle: Any) -> tuple[int | None, ...] | None:
@@ -264,6 +286,34 @@ def add_control_inputs(
     operation._add_control_inputs(list(inputs))
 
 
+@functools.cache
+def xla_kernels() -> frozenset[str]:
+    """The op types that XLA can compile for CPUs."""
+    return frozenset(pywrap_xla_ops.get_cpu_kernel_names())
+
+
+def mark_for_xla(operation: tf.Operation, span: str) -> None:
+    """Has TensorFlow's auto-clustering compile an op of a graph, with others of that span only."""
+    operation._set_attr("_XlaCompile", attr_value_pb2.AttrValue(b=True))
+    for name in ("_XlaScope", "_XlaInternalScope"):
+        operation._set_attr(name, attr_value_pb2.AttrValue(s=span.encode()))
+
+
+def rewritten_ops(concrete: Any, config: bytes) -> list[str]:
+    """The op types of a generated graph after Grappler has rewritten it.
+
+    Args:
+      concrete: the graph as a ConcreteFunction.
+      config: what `function_config` returned.
+    """
+    graph = concrete.graph
+    exported = meta_graph.create_meta_graph_def(graph=graph)
+    ends = [operation.name for operation in graph.control_outputs]
+    exported.collection_def["train_op"].node_list.value.extend(ends)
+    proto = config_pb2.ConfigProto.FromString(config)
+    return [node.op for node in tf_optimizer.OptimizeGraph(proto, exported, verbose=False).node]
+
+
 def capture(graph: tf.Graph, tensor: tf.Tensor) -> tf.Tensor:
     """The graph's own name for an outside tensor, which becomes one of its arguments."""
     return graph.capture(tensor)
@@ -324,3 +374,144 @@ def function_config(exact: bool) -> bytes:
         rewrite.constant_folding = off
         rewrite.remapping = off
     return config.SerializeToString(deterministic=True)
+
+
+# --- delegated calls ---
+
+_TAPE_FUNCTIONS = (
+    "TFE_Py_TapeSetNew",
+    "TFE_Py_TapeSetAdd",
+    "TFE_Py_TapeSetRemove",
+    "TFE_Py_TapeWatch",
+    "TFE_Py_TapeWatchVariable",
+    "TFE_Py_TapeVariableAccessed",
+    "TFE_Py_TapeSetStopOnThread",
+    "TFE_Py_TapeSetRestartOnThread",
+    "TFE_Py_TapeSetRecordOperation",
+)
+
+
+def install_tape_hooks(make: Callable[[int, Any], Any]) -> None:
+    """Stands in for the functions that change tapes.
+
+    Args:
+      make: makes a stand-in, from a number of native/tape.h and the original.
+    """
+    for number, name in enumerate(_TAPE_FUNCTIONS):
+        setattr(pywrap_tfe, name, make(number, getattr(pywrap_tfe, name)))
+    for name in ("Backprop", "Forwardprop"):
+        whole = _TAPE_FUNCTIONS[-1] + name
+        setattr(pywrap_tfe, whole, make(len(_TAPE_FUNCTIONS) - 1, getattr(pywrap_tfe, whole)))
+
+
+def tape_of(tape: tf.GradientTape) -> Any:
+    """The native tape that a GradientTape records on; None if it is used up."""
+    return None if tape._tape is None else tape._tape._tape
+
+
+def tape_attributes(tape: tf.GradientTape) -> dict[str, Any]:
+    """The attributes of a GradientTape that decide what `gradient` does."""
+    names = ("_tape", "_persistent", "_recording", "_watch_accessed_variables")
+    return {name: getattr(tape, name) for name in names}
+
+
+def gradient_begins(tape: tf.GradientTape, *_: Any, **__: Any) -> None:
+    """What `gradient` does before it computes anything."""
+    if tape._tape is not None and tape._recording and not tape._persistent:
+        tape._pop_tape()
+
+
+def gradient_ends(tape: tf.GradientTape, *_: Any, **__: Any) -> None:
+    """What `gradient` does after it has computed everything."""
+    if not tape._persistent:
+        tape._watched_variables = tape._tape.watched_variables()
+        tape._tape = None
+
+
+def handle_of_lazy_read(x: Any) -> Any:
+    """The handle of what `variable.assign` gives, another view of it; None for anything else."""
+    lazy = isinstance(x, resource_variable_ops._UnreadVariable)
+    return x.handle if lazy and x._parent_op is None else None
+
+
+def lazy_read(variable: tf.Variable) -> Any:
+    """What `variable.assign` gives."""
+    return variable._lazy_read(None)
+
+
+def read_code() -> Any:
+    """The code of the function that every look at a tensor's value from Python goes through."""
+    return EagerTensor._numpy_internal.__code__
+
+
+def thread_state() -> tuple[Any, ...]:
+    """What eager execution keeps for each thread: device scopes and the like."""
+    return (context.context()._thread_local_data,)
+
+
+@functools.cache
+def is_immutable(kind: type) -> bool:
+    """Whether objects of a class are taken to be unchangeable, or not to matter to any result."""
+    if issubclass(kind, (tf.DType, tf.TensorShape, tf.TypeSpec, tf.Graph, inspect.Signature)):
+        return True
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return name.startswith(("keras.", "tf_keras.")) and name.endswith(
+        (".KerasTensor", ".Node", ".Initializer", ".Tracker", ".History")
+    )
+
+
+_BOOKKEEPING_NAMES = """
+    _inbound_nodes _outbound_nodes _tracker _initializer _initial_value _keras_api_names
+    _compile_loss _compile_metrics _loss_tracker optimizer history stop_training
+    _compile_config train_function test_function predict_function
+    compiled_loss compiled_metrics _metrics_lock _obj_reference_counts_dict
+"""
+_BOOKKEEPING = frozenset(_BOOKKEEPING_NAMES.split())
+
+
+def is_bookkeeping(owner: Any, name: str) -> bool:
+    """Whether an attribute of a library object has no influence on what its calls compute."""
+    if not type(owner).__module__.startswith(("keras.", "tf_keras.", "tensorflow.")) and not (
+        isinstance(owner, tf.Module)
+    ):
+        return False
+    return name in _BOOKKEEPING or name.startswith("_self_")
+
+
+def call_context_keys(value: Any) -> tuple[str, ...] | None:
+    """For what Keras makes anew for each call of a layer: the keys that matter; else None."""
+    kind = type(value)
+    if kind.__name__ == "CallContext" and kind.__module__.startswith("keras."):
+        return tuple(vars(value))
+    if kind is dict and value.keys() >= {"layer", "inputs", "build_graph", "training", "saving"}:
+        return ("layer", "build_graph", "training", "saving")
+    return None
+
+
+def library_functions(library: str) -> list[tuple[type, str, int]]:
+    """The functions of "keras" or "tf_keras" that may be delegated.
+
+    Returns:
+      (class, name, position of an argument that may be an iterator, or -1).
+    """
+    root = sys.modules[library]
+    found: list[tuple[type, str, int]] = [
+        (root.layers.Layer, "__call__", -1),
+        (root.losses.Loss, "__call__", -1),
+    ]
+    for kind in _with_subclasses(root.metrics.Metric):
+        names = [name for name in ("update_state", "result") if name in vars(kind)]
+        if kind.__module__.startswith(f"{library}."):
+            found += [(kind, name, -1) for name in names]
+    for kind in _with_subclasses(root.optimizers.Optimizer.__mro__[-3]):
+        if kind.__module__.startswith(f"{library}."):
+            for name in ("apply_gradients", "apply"):
+                if name in vars(kind):
+                    found.append((kind, name, 1))
+    return found
+
+
+def _with_subclasses(kind: type) -> list[type]:
+    return list(
+        dict.fromkeys([kind, *(x for s in kind.__subclasses__() for x in _with_subclasses(s))])
+    )

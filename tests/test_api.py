@@ -112,6 +112,39 @@ def test_a_try_around_a_loop_does_not_put_the_ops_of_its_body_in_place():
     assert [node.op for node in sequence.trace.nodes if node.in_place] == []
 
 
+def test_loops_that_are_not_run_any_more_are_forgotten(monkeypatch):
+    """As in a notebook whose cell is run again and again: each time it is other code."""
+    from terra_tf import api
+    from terra_tf.runners.retreat import Retreat
+
+    monkeypatch.setattr(Retreat, "stay_eager", lambda self: False)  # never for its speed
+    source = """
+def train(total):
+    for x in terra.iterate([X] * 5):
+        total.assign_add(tf.reduce_sum(x))
+"""
+    total = tf.Variable(0.0)
+
+    def define():
+        names = {"terra": terra, "tf": tf, "X": X}
+        exec(source, names)
+        return names["train"]
+
+    kept = define()
+    terra.stats().reset()
+    kept(total)
+    regions = {id(region) for region in api._loops.values()}
+    for _ in range(api._MOST_LOOPS + 3):
+        define()(total)
+        kept(total)
+    assert len(api._loops) == api._MOST_LOOPS
+    assert len(regions & {id(region) for region in api._loops.values()}) == 1  # that of `kept`
+    rounds = api._MOST_LOOPS + 3
+    assert float(total) == 15.0 * (2 * rounds + 1)
+    # Each new loop learns anew, the old one goes on; what is forgotten still counts.
+    assert terra.stats().coexecuted == 3 * rounds + 5 * rounds + 3
+
+
 # ---------------------------------------------------------------- options and snapshots
 
 

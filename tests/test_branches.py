@@ -704,3 +704,27 @@ def test_fallback_behind_an_op_in_place_that_may_take_what_was_skipped(tmp_path)
 
     how = check(make, len(ways), tmp_path)
     assert how.stats.fallback_reasons == {"new-op": 1}
+
+
+def made_in_branches(_):
+    """Variables that some iterations make in the step, none, one or two of them."""
+    v = tf.Variable(1.0)
+
+    def step(rng):
+        y = v * X[0, 0]
+        if rng.random() < 0.4:
+            made = tf.Variable(y)
+            made.assign_add(1.0)
+            y = made * 2.0
+        if rng.random() < 0.3:
+            y += tf.reduce_sum(tf.Variable([1.0, 2.0]) * v)
+        v.assign_sub(0.01 * y)
+        return y
+
+    return step, [v]
+
+
+def test_variables_made_in_a_branch_are_one_graph_with_none(tmp_path):
+    how = check(made_in_branches, 60, tmp_path)
+    assert how.share(30) >= 0.9
+    assert how.stats.graphs <= 8

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from tracegraphs import FLOAT, INT32, Program, chain
 
+from terra_tf.tracegraph.identity import identify
 from terra_tf.tracegraph.merging import Comparison, united
 from terra_tf.tracegraph.sequence import Block, Sequence
 from terra_tf.tracing.effects import Effect
@@ -395,6 +396,26 @@ def test_the_forward_node_of_a_backward_one_moves_with_it():
         sequence = merged(*map(trace, order))
         found = {n.op: n.gradient_of for n in sequence.trace.nodes if n.gradient_of is not None}
         assert {op: ops(sequence)[k] for op, k in found.items()} == {"Cos": "Sin", "Tan": "Exp"}
+
+
+def test_a_backward_node_that_was_not_always_the_same_ones_is_nobodys():
+    def trace(forward):
+        program = Program()
+        x = program.op("Sin", program.tensor(), line=1)
+        x = program.op("Exp", x, line=2)
+        program.op("Cos", x, line=9, gradient_of=forward)
+        return program.trace
+
+    sequence = merged(trace(0), trace(0))
+    assert sequence.trace.nodes[-1].gradient_of == 0
+    version = sequence.version
+    trace_of_another = trace(1)
+    identify(trace_of_another)
+    # As a walk may have matched it: by what it takes, not by whose gradient it is.
+    sequence.merge(trace_of_another, tuple(sequence.ids))
+    assert ops(sequence) == ["Sin", "Exp", "Cos"]
+    assert sequence.trace.nodes[-1].gradient_of is None
+    assert sequence.version > version
 
 
 def test_ids_stay_when_nodes_are_added():

@@ -506,6 +506,32 @@ def test_each_turn_of_a_loop_has_its_own_backward_ops():
     assert [n.gradient_of for n in trace.nodes if n.op == "Cos"] == forward[::-1]
 
 
+def test_the_forward_node_takes_all_that_the_tape_has():
+    """One matrix is used three times; each time its partner says which of the uses it is."""
+    w = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+
+    def step():
+        x = tf.zeros([1, 2])  # small and from outside: told apart by nothing but its value
+        with tf.GradientTape() as tape:
+            read = tf.convert_to_tensor(w)
+            y = tf.matmul(tf.ones([1, 2]), read) + tf.matmul(x, read) + tf.matmul(x + 1.0, read)
+        return tape.gradient(y, w)
+
+    trace, _ = record(step)
+    matmuls = [k for k, node in enumerate(trace.nodes) if node.op == "MatMul"]
+    backward = [trace.nodes[k] for k in matmuls[3:]]
+    assert sorted(node.gradient_of for node in backward) == matmuls[:3]
+
+    def partner(node):
+        source = node.inputs[0]
+        return trace.externals[source.index].tensor if isinstance(source, Outside) else source
+
+    for node in backward:  # the gradient is the transposed partner times what comes in
+        assert partner(node) is partner(trace.nodes[node.gradient_of]) or (
+            partner(node) == partner(trace.nodes[node.gradient_of])
+        )
+
+
 def test_gradients_that_are_added_up_belong_to_the_one_that_came_last():
     def step(x):
         with tf.GradientTape() as tape:
@@ -647,3 +673,21 @@ def test_ops_of_the_recorder_itself_are_not_recorded():
     trace, _ = record(lambda x: x + [1.0, 2.0], tf.ones([2]))
     assert ops(trace) == ["AddV2"]
     assert tensorflow_internals.executing_eagerly()
+
+
+# ---------------------------------------------------------------- ops in place that use variables
+
+
+def test_a_dataset_whose_function_uses_a_variable_comes_after_its_writes():
+    total = tf.Variable(2.0)
+
+    def step():
+        total.assign_add(1.0)
+        dataset = tf.data.Dataset.range(3).map(lambda k: tf.cast(k, tf.float32) * total)
+        return dataset.reduce(tf.constant(0.0), lambda a, b: a + b * total)
+
+    trace, result = record(step)
+    assert float(result) == 27.0
+    effects = {node.op: node.effect for node in trace.nodes}
+    assert effects["MapDataset"] is effects["ReduceDataset"] is Effect.BARRIER
+    assert effects["RangeDataset"] is Effect.LOCAL

@@ -623,6 +623,41 @@ def test_what_is_in_flight_at_the_end_still_happens(tmp_path):
     assert (tmp_path / "total").read_text() == "8.0"
 
 
+def test_what_ctrl_c_left_half_done_is_seen_whole_by_an_exit_handler():
+    """Half of a segment's writes are made when the program ends; the handler sees each once."""
+    program = """
+    first, second = tf.Variable(8.0), tf.Variable(tf.ones([600, 600]))
+    atexit.register(lambda: report(first=float(first), second=float(second[0, 0])))
+    m = tf.ones([600, 600]) * 1e-3
+
+
+    @terra.function
+    def step():
+        x = m
+        for _ in range(150):
+            x = tf.matmul(x, m)
+        descend = tf.raw_ops.ResourceApplyGradientDescent
+        descend(var=first.handle, alpha=1.0, delta=1.0)
+        descend(var=second.handle, alpha=1.0, delta=x * 0.0 + 1.0)
+        return float(second[0, 0])  # waits behind the gate
+
+
+    for _ in range(4):
+        step()
+    assert step.stats().coexecuted == 2
+    start = time.monotonic()
+    step()
+    delay = 0.4 * (time.monotonic() - start)
+    threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+    step()
+    """
+    # The handler is registered before Terra starts, so it runs after what Terra does at the end.
+    process = start(program)
+    output, errors = finish(process, 110)
+    assert "KeyboardInterrupt" in errors
+    assert json.loads(output.splitlines()[-1]) == {"first": 2.0, "second": -5.0}
+
+
 def test_an_error_in_flight_at_the_end_is_not_silent():
     """In eager the program would have ended by the exception."""
     program = """

@@ -196,7 +196,7 @@ def test_pauses_between_iterations_in_a_rest_change_nothing(clock):
 def test_timing_needs_no_sleep_and_no_time_of_its_own(monkeypatch):
     """Resting costs next to nothing: it does not even look at the clock."""
     retreat = Retreat()
-    for _ in range(12):
+    for _ in range(module._HOPELESS):
         if not retreat.stay_eager():
             retreat.ended(False)
     assert retreat.stay_eager() and retreat.resting

@@ -677,3 +677,47 @@ def test_context_is_ready_after_the_first_op_and_not_before():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False True\n", done.stderr
+
+
+def test_handles_of_variables_are_told_from_others():
+    iterator = iter(tf.data.Dataset.range(2))
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+    for variable in (tf.Variable(1.0), tf.Variable("text"), tf.random.Generator.from_seed(1).state):
+        assert internals.is_variable_handle(variable.handle)
+    for other in (iterator._iterator_resource, table.resource_handle, tf.constant(1.0)):
+        assert not internals.is_variable_handle(other)
+
+
+def test_ids_of_tensors_ascend():
+    before = internals.next_id()
+    first = tf.Variable(1.0).handle
+    between = internals.next_id()
+    second = tf.constant(1.0)
+    ids = [before, internals.tensor_id(first), between, internals.tensor_id(second)]
+    assert ids == sorted(set(ids))
+
+
+def test_xla_kernels_are_those_that_xla_compiles():
+    kernels = internals.xla_kernels()
+    assert {"MatMul", "Exp", "AddV2"} <= kernels
+    assert kernels.isdisjoint({"AsString", "TerraFeed", "TerraGate"})
+
+
+def test_marked_ops_carry_what_auto_clustering_looks_for():
+    with tf.Graph().as_default():
+        operation = tf.exp(tf.constant(1.0)).op
+    internals.mark_for_xla(operation, "span3")
+    assert operation.get_attr("_XlaCompile") is True
+    assert operation.get_attr("_XlaScope") == b"span3"
+
+
+def test_rewritten_ops_are_those_that_grappler_leaves():
+    def build(graph, iteration):
+        x = tf.cast(iteration, tf.float32)
+        y = tf.identity(tf.identity(x + (tf.constant(2.0) * tf.constant(3.0))))
+        return [tf.raw_ops.Print(input=y, data=[y]).op]
+
+    function = internals.GeneratedFunction("f", tf.TensorSpec([], tf.int64), build)
+    kept = internals.rewritten_ops(function.concrete, internals.function_config(exact=True))
+    folded = internals.rewritten_ops(function.concrete, internals.function_config(exact=False))
+    assert "Mul" in kept and "Mul" not in folded

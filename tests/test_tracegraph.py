@@ -106,6 +106,26 @@ def test_iterations_that_make_variables_are_apart_from_those_that_do_not():
     assert graph.add(key("key"), making(0)) is second
 
 
+def test_iterations_that_make_variables_again_and_again_are_a_branch():
+    def trace(made):
+        program = Program()
+        x = program.op("Exp", program.tensor(), line=1)
+        for k in range(made):
+            program.op("VarHandleOp", line=k + 2)
+        for line in (7, 8, 9):
+            x = program.op("Neg", x, line=line)
+        return program.trace
+
+    graph = graph_of()
+    without = graph.add(key("a"), trace(0))
+    graph.add(key("a"), trace(0))
+    for _ in range(2):
+        assert graph.add(key("a"), trace(1), without, without.ids[:1]) is not without
+    assert graph.add(key("a"), trace(1), without, without.ids[:1]) is without
+    assert len(without.trace.nodes) == 5
+    assert graph.add(key("a"), trace(2)) is not without  # the first of its kind
+
+
 def test_a_sequence_does_not_grow_without_bound():
     """A program that is different each time, but for its beginning."""
     graph = graph_of(max_graphs=2)

@@ -334,7 +334,7 @@ class Activation:
             name += f", rest after the loop at {after.file}:{after.line}"
         loop = Loop(self._code, site.line)
         # Threads that run the same loop have variables of their own, most often.
-        return loop_region((site, self._code, after, threading.get_ident()), name, loop)
+        return loop_region((site, after, threading.get_ident()), name, loop)
 
     def _end_iteration(self) -> None:
         if self.region is None:

@@ -13,14 +13,14 @@ import tensorflow as tf
 
 from terra_tf import tensorflow_internals
 from terra_tf.generation.blocks import OpenBlock
+from terra_tf.generation.compilation import Compilation
+from terra_tf.generation.known_values import KnownValues
 from terra_tf.generation.plan import Plan, resources_of
 from terra_tf.generation.slots import Slots
 from terra_tf.generation.variables import Variables
 from terra_tf.tracegraph.sequence import Block, Sequence
 from terra_tf.tracing.effects import Effect, may_fail
 from terra_tf.tracing.trace import Kind, Node, Output, Outside, Shape
-
-_SMALL = 32  # elements of a tensor that is a shape or part of one
 
 
 class _LargeTensors:
@@ -67,13 +67,29 @@ class _BlockParts:
 class GraphBuilder:
     """Adds the ops of one sequence to a graph; see the module's text."""
 
-    def __init__(self, sequence: Sequence, plan: Plan, slots: Slots):
+    def __init__(
+        self,
+        sequence: Sequence,
+        plan: Plan,
+        slots: Slots,
+        compilation: Compilation | None = None,
+    ):
+        """Prepares the building.
+
+        Args:
+          sequence: what is built.
+          plan: how it is co-executed.
+          slots: the numbering, which grows.
+          compilation: chooses ops for XLA; None: no op is compiled.
+        """
+        self._compilation = compilation
         self._sequence = sequence
         self._trace = sequence.trace
         self._plan = plan
         self._slots = slots
         self.tensors: dict[int, tf.Tensor] = {}  # output -> graph tensor
-        self.known: dict[int, tf.Tensor] = {}  # output -> its value, where it is certain
+        self._known = KnownValues(sequence.trace)
+        self.known = self._known.values
         self.static: dict[int, bool] = {}  # output -> its shape is certain before it is computed
         self._always = _BlockParts()  # of the blocks that are never skipped
         self._parts = self._always
@@ -98,6 +114,7 @@ class GraphBuilder:
                 self._add_optional_block(block_number, block)
             else:
                 self._add_nodes(block)
+            self._cut_span()
         for _ in range(number, len(self._plan.boundaries) - 1):
             self._close_segment(number)
             number, _ = next(boundaries)
@@ -174,6 +191,7 @@ class GraphBuilder:
         else:
             before = self._parts.large.before(inputs)
             with self._graph.control_dependencies([] if before is None else [before]):
+                inputs = _summed_in_order(node.op, inputs)
                 operation = tensorflow_internals.create_graph_op(
                     self._graph, node.op, inputs, attrs
                 )
@@ -181,8 +199,10 @@ class GraphBuilder:
             self._parts.large.made(operation)
             if self._plan.fallible[k] or not self._is_certain(node, operation):
                 self._note_fallible(node, operation)
+            if self._compilation is not None and effect is Effect.PURE:
+                self._compilation.consider(operation, may_fail(node.op))
         for output, tensor in zip(node.outputs, made, strict=True):
-            self._have(output, tensor)
+            self._have(node, output, tensor)
 
     def _is_certain(self, node: Node, operation: tf.Operation) -> bool:
         """Whether its shapes are known to fit: all are fixed, or checked when it is matched."""
@@ -203,11 +223,11 @@ class GraphBuilder:
         else:
             self._parts.fallible_later.append(operation)
 
-    def _have(self, output: int, tensor: tf.Tensor) -> None:
+    def _have(self, node: Node, output: int, tensor: tf.Tensor) -> None:
         self.tensors[output] = tensor
         known = tensor.shape.is_fully_defined() and output not in self._sequence.dynamic
         self.static[output] = known and tuple(tensor.shape) == self._trace.outputs[output].shape
-        if self._value_is_certain(output, tensor):
+        if self.static[output] and self._known.look(node, output, tensor):
             return
         # Whoever asks for a shape that only the graph knows has to get it from the value.
         by_value = output in self._plan.uncertain or all(
@@ -220,20 +240,12 @@ class GraphBuilder:
         ):
             self._fetch(output, tensor)
 
-    def _value_is_certain(self, output: int, tensor: tf.Tensor) -> bool:
-        """Whether a shape computation needs no graph, since gradient code looks at those a lot."""
-        if not self.static[output] or not tensor.dtype.is_integer or tensor.shape.rank > 1:
-            return False
-        if tensor.shape.num_elements() > _SMALL or tensor.op.type == "TerraFeed":
-            return False
-        value = tf.get_static_value(tensor)
-        if value is None:
-            return False
-        with tf.init_scope():
-            self.known[output] = tf.constant(value, tensor.dtype)
-        return True
+    def _cut_span(self) -> None:
+        if self._compilation is not None:
+            self._compilation.cut()
 
     def _fetch(self, output: int, tensor: tf.Tensor) -> None:
+        self._cut_span()
         slot = self._slots.fetch(output)
         self._parts.ends.append(
             self._op("TerraFetch", [self._iteration, tensor], slot=slot, T=tensor.dtype)
@@ -357,6 +369,19 @@ class GraphBuilder:
         with self._graph.control_dependencies([self._gate, *self._effects]):
             done = self._op("TerraSegmentDone", [self._iteration], slot=self._slots.done(number))
         self._ends.append(done)
+
+
+def _summed_in_order(op: str, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """The inputs of an op, changed so that a sum adds them in the order in which eager does.
+
+    AddN sums into the memory of the first input that nothing else uses any more, and takes this one
+    first: in a graph the order would depend on which of the other ops have already run. Nothing
+    else uses the product, so it always is the one.
+    """
+    numbers = inputs and (inputs[0].dtype.is_floating or inputs[0].dtype.is_complex)
+    if op != "AddN" or len(inputs) < 3 or not numbers:
+        return inputs
+    return [tf.raw_ops.Mul(x=inputs[0], y=tf.ones([], inputs[0].dtype)), *inputs[1:]]
 
 
 def _read_value(op: str, value: tf.Tensor, inputs: list[tf.Tensor], attrs: dict) -> tf.Tensor:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from terra_tf import tensorflow_internals
 from terra_tf.generation.builder import GraphBuilder
+from terra_tf.generation.compilation import Compilation
 from terra_tf.generation.plan import Plan, make_plan
 from terra_tf.generation.program import ProgramWriter
 from terra_tf.generation.slots import Slots
@@ -27,6 +28,8 @@ class GeneratedGraph:
       plan: which parts run where.
       slots: the numbering of feeds and fetches.
       seconds: what generating it took.
+      config: serialized ConfigProto that it runs with.
+      compilation: what XLA compiles; None if it is not to compile anything.
     """
 
     sequence: Sequence
@@ -35,21 +38,27 @@ class GeneratedGraph:
     plan: Plan
     slots: Slots
     seconds: float
+    config: bytes
+    compilation: Compilation | None
 
 
-def generate(sequence: Sequence, name: str, exact: bool = True) -> GeneratedGraph:
+def generate(
+    sequence: Sequence, name: str, exact: bool = True, xla: bool = False
+) -> GeneratedGraph:
     """Generates the graph of a sequence.
 
     Args:
       sequence: merged traces of one structure.
       name: name of the step, for people who look at the graph.
       exact: keep results bit-equal to eager.
+      xla: let XLA compile what it can.
     """
     start = time.perf_counter()
     sequence = sequence.snapshot()
     plan = make_plan(sequence)
     slots = Slots(len(sequence.trace.externals) + len(sequence.trace.outputs))
-    builder = GraphBuilder(sequence, plan, slots)
+    compilation = Compilation() if xla else None
+    builder = GraphBuilder(sequence, plan, slots, compilation)
     function = tensorflow_internals.GeneratedFunction(
         f"terra_{name}", tf.TensorSpec([], tf.int64), builder.build
     )
@@ -57,4 +66,6 @@ def generate(sequence: Sequence, name: str, exact: bool = True) -> GeneratedGrap
     writer = ProgramWriter(sequence, plan, slots, builder)
     program = writer.write(function.name, config, function.captures)
     seconds = time.perf_counter() - start
-    return GeneratedGraph(sequence, function.concrete, program, plan, slots, seconds)
+    return GeneratedGraph(
+        sequence, function.concrete, program, plan, slots, seconds, config, compilation
+    )

@@ -16,6 +16,7 @@ import dataclasses
 import itertools
 
 from terra_tf.configuration import settings
+from terra_tf.generation.shape_values import ShapeValue, shape_values
 from terra_tf.tracegraph.sequence import Block, Sequence
 from terra_tf.tracing.effects import INTEGERS, Effect, effect_of, makes_shape_of_values, may_fail
 from terra_tf.tracing.trace import Kind, Node, Output, Outside
@@ -34,6 +35,7 @@ class Plan:
       select_gate: per external that is a select, the largest gate of what it may take.
       uncertain: outputs whose shape depends on values.
       fallible: per node, whether it may fail for some values.
+      shape_values: nodes whose values follow from shapes, and are asked for.
       blocks: the sequence's blocks, cut at the boundaries, too.
     """
 
@@ -41,6 +43,7 @@ class Plan:
     selected: set[int]
     uncertain: set[int]
     fallible: list[bool]
+    shape_values: dict[int, ShapeValue] = dataclasses.field(default_factory=dict)
     boundaries: list[int] = dataclasses.field(default_factory=list)
     barrier: dict[int, int] = dataclasses.field(default_factory=dict)
     fetched: set[int] = dataclasses.field(default_factory=set)
@@ -72,6 +75,7 @@ def make_plan(sequence: Sequence) -> Plan:
     uncertain, fallible = fail_in_time(sequence)
     gate = [0] * len(sequence.trace.outputs)
     plan = Plan(gate, sequence.selected_outputs(), uncertain, fallible)
+    plan.shape_values = shape_values(sequence, uncertain)
     _Planner(sequence, plan).run()
     return plan
 
@@ -147,6 +151,8 @@ class _Planner:
         if self._in_place(output):
             return
         self.plan.fetched.add(output)
+        if self.sequence.producers[output] in self.plan.shape_values:
+            return  # Python has it already
         if self.plan.gate[output] > len(self.plan.boundaries):
             self._cut(position)
 

@@ -9,6 +9,7 @@ import numpy as np
 from terra_tf import native
 from terra_tf.generation.builder import GraphBuilder
 from terra_tf.generation.plan import Plan
+from terra_tf.generation.shape_values import sized_by_values
 from terra_tf.generation.slots import Slots
 from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.trace import (
@@ -52,6 +53,7 @@ class ProgramWriter:
         self._static = builder.static
         self._known = builder.known
         self._tensors = builder.tensors
+        self._by_values = sized_by_values(sequence)
 
     def write(self, function: str, config: bytes, captures: list[Any]) -> Any:
         """The native Program for a function of that name, config and captured handles."""
@@ -87,12 +89,14 @@ class ProgramWriter:
             self._slots.fetches.get(output, -1),
             self._plan.gate[output],
             self._known.get(output),
+            output in self._by_values,
         )
 
     def _add_node(self, program: Any, k: int, node: Node) -> None:
         in_place = node.in_place
         attrs = inputs = None
-        if node.call is Call.FAST_PATH and node.num_outputs and not in_place and not node.misses:
+        # The slow path's Python tells tapes by itself, unless it is skipped.
+        if node.num_outputs and not in_place and not node.misses:
             attrs = node.attrs
             inputs = tuple(self._recorded_tensor(source) for source in node.inputs)
         program.add_node(
@@ -111,6 +115,8 @@ class ProgramWriter:
             list(node.groups),
             -1 if node.gradient_of is None else node.gradient_of,
         )
+        if k in self._plan.shape_values:
+            program.follows_from_shapes(k, int(self._plan.shape_values[k]))
         if not in_place and not all(self._static.get(output, True) for output in node.outputs):
             self._infer_shapes(program, k, node)
 

@@ -30,6 +30,7 @@ struct OutputSpec {
   std::vector<int64_t> dims;
   int fetch = -1;  // slot through which the graph hands the value out, or -1: not fetched
   TFE_TensorHandle* known = nullptr;  // the value, where it follows from what was recorded (owned)
+  bool by_values = false;  // its shape depends on values
   int gate = 0;    // how many gates have to be open before the graph can compute it
 };
 using OutputSpecs = std::vector<OutputSpec>;

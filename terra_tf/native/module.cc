@@ -2,9 +2,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "gil.h"
+#include <algorithm>
 #include <cstring>
 
+#include "gil.h"
+
+#include "bind_delegation.h"
 #include "graph_runner.h"
 #include "placeholder.h"
 #include "program.h"
@@ -55,6 +58,19 @@ Arg ArgFromPython(Program* program, const py::tuple& spec) {
   return arg;
 }
 
+void CollectOpenFeeds(const std::vector<Arg>& args, std::vector<int>* feeds) {
+  for (const Arg& arg : args) {
+    CollectOpenFeeds(arg.items, feeds);
+    const bool open = std::any_of(arg.dims.begin(), arg.dims.end(), [](int64_t d) { return d < 0; });
+    if (!open) continue;
+    if (arg.kind == ArgKind::kOutput) {
+      if (arg.feed >= 0) feeds->push_back(arg.feed);
+    } else if (arg.index >= 0) {
+      feeds->push_back(arg.index);
+    }
+  }
+}
+
 void AddNode(Program& program, py::str op, int call, bool misses, bool fails, bool in_place, int boundary,
              const py::list& args, py::object gradient_attrs, py::object gradient_inputs,
              int first_output, int num_outputs, int result, std::vector<int> groups, int forward) {
@@ -75,17 +91,19 @@ void AddNode(Program& program, py::str op, int call, bool misses, bool fails, bo
   node.result = static_cast<ResultKind>(result);
   node.groups = std::move(groups);
   node.forward = forward;
+  CollectOpenFeeds(node.args, &node.open_feeds);
   program.nodes.push_back(std::move(node));
 }
 
 void AddOutput(Program& program, int dtype, bool static_shape, std::vector<int64_t> dims, int fetch,
-               int gate, py::object known) {
+               int gate, py::object known, bool by_values) {
   OutputSpec spec;
   spec.dtype = dtype;
   spec.static_shape = static_shape;
   spec.dims = std::move(dims);
   spec.fetch = fetch;
   spec.gate = gate;
+  spec.by_values = by_values;
   if (!known.is_none()) spec.known = RefHandle(EagerTensor_Handle(known.ptr()));
   program.outputs->push_back(std::move(spec));
 }
@@ -99,6 +117,10 @@ void AddBlock(Program& program, int start, int end, int taken_slot) {
 void InferShapes(Program& program, int node, const std::string& node_def, py::object numbers) {
   program.nodes[node].shapes = ShapeFunction::Make(node_def);
   program.nodes[node].numbers = program.Own(numbers.ptr());
+}
+
+void FollowsFromShapes(Program& program, int node, int kind) {
+  program.nodes[node].shape_value = static_cast<ShapeValue>(kind);
 }
 
 void AddBoundary(Program& program, int end, int gate_slot, int done_slot,
@@ -147,6 +169,7 @@ void BindProgram(py::module_& m) {
            [](Program& p, int node, py::bytes node_def, py::object numbers) {
              InferShapes(p, node, node_def, numbers);
            })
+      .def("follows_from_shapes", &FollowsFromShapes)
       .def("add_capture", &AddCapture)
       // (start, end, optional, how often taken, how often skipped) per block.
       .def("block_counts", &BlockCounts)
@@ -226,7 +249,8 @@ void BindWalk(py::module_& m) {
       .def_property_readonly("graph_wait_seconds",
                              [](Walk& w) { return w.iteration->graph_wait_seconds(); })
       .def_readonly("feeds_sent", &Walk::feeds_sent)
-      .def_readonly("fetches_read", &Walk::fetches_read);
+      .def_readonly("fetches_read", &Walk::fetches_read)
+      .def_readonly("delegated_calls", &Walk::delegated_calls);
   py::class_<GraphRunner>(m, "GraphRunner")
       .def(py::init([] { return new GraphRunner(Context()); }));
 
@@ -284,6 +308,7 @@ PYBIND11_MODULE(_core, m) {
   BindProgram(m);
   BindWalk(m);
   BindSession(m);
+  BindDelegation(m);
 }
 
 }  // namespace terra

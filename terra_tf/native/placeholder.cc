@@ -73,7 +73,12 @@ TFE_TensorHandle* RealForShape(void* data, TF_Status* status) {
   Placeholder* placeholder = FromData(data);
   if (placeholder->real == nullptr) {
     WithGil gil;
+    const std::shared_ptr<Iteration> iteration = placeholder->iteration;
+    Walk* walk = iteration == nullptr ? nullptr : iteration->walk;
+    const int64_t looks = walk == nullptr ? 0 : walk->looks;
     if (Resolve(placeholder) == nullptr) StatusFromPythonError(status);
+    const bool walks_on = walk != nullptr && iteration->walk == walk;
+    if (walks_on && !(*iteration->outputs)[placeholder->output].by_values) walk->looks = looks;
   }
   return placeholder->real;
 }

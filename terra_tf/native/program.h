@@ -1,7 +1,7 @@
 // The Program: one op sequence of the TraceGraph in the form that the matcher checks calls against.
 //
 // Built once per generated graph from Python (terra_tf/generation/program.py) and read-only after
-// that. Node k says which call the user's program is expected to make, with which arguments, and what
+// that, but for the library calls that are learned on the way. Node k says which call the user's program is expected to make, with which arguments, and what
 // it gets back. The nodes are cut into blocks, of which an iteration may skip those that have a slot
 // for the decision.
 #pragma once
@@ -9,9 +9,11 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "delegation.h"
 #include "iteration.h"
 #include "shapes.h"
 
@@ -44,6 +46,15 @@ struct Arg {
   std::vector<Arg> items;  // kList
 };
 
+// Whether a node's outputs follow from shapes, and how; see native/shape_values.cc.
+enum class ShapeValue {
+  kNone,
+  kShape,  // the inputs' sizes
+  kSize,   // their product
+  kRank,   // their number
+  kComputed,  // an op on such values
+};
+
 enum class ResultKind { kNone, kSingle, kList };
 
 struct Node {
@@ -60,8 +71,10 @@ struct Node {
   ResultKind result = ResultKind::kSingle;
   std::vector<int> groups;  // of a nested result: -1 for a tensor, else the length of a list
   int forward = -1;  // a backward node's forward node: where that was skipped, this one is
+  ShapeValue shape_value = ShapeValue::kNone;
   std::shared_ptr<ShapeFunction> shapes;  // where the outputs' shapes follow from the inputs'
   PyObject* numbers = nullptr;  // for `shapes`: as gradient_inputs
+  std::vector<int> open_feeds;  // feeds that it takes whose sizes are not always the same
 };
 
 // Nodes that an iteration runs all or none of.
@@ -92,6 +105,9 @@ struct Program {
   std::vector<TFE_TensorHandle*> captures;
   std::unordered_set<PyObject*> captured;  // the same as Python objects
   std::vector<PyObject*> owned;  // keeps every object above alive
+  // The node at the cursor → what is known of library calls that begin there.
+  std::unordered_map<int, std::vector<DelegationPlace>> delegations;
+  int library_changes = 0;  // when they were learned
 
   ~Program() {
     for (TFE_TensorHandle* handle : captures) TFE_DeleteTensorHandle(handle);

@@ -19,6 +19,7 @@ struct Session {
   int suspended = 0;
   int64_t calls = 0;             // op calls that this thread has made so far, in whatever mode
   int calling = 0;               // calls that have been passed on and not returned
+  int learning = 0;              // library calls in progress that are being learned
   bool nested = false;           // the call in progress has called ops of its own
   Walk* walk = nullptr;          // kWalk
   PyObject* recorder = nullptr;  // kRecord, owned

@@ -17,6 +17,7 @@ TFE_TensorHandle* EagerTensor_Handle(const PyObject* object);
 PyObject* EagerTensorFromHandle(TFE_TensorHandle* handle, bool is_packed);
 PyObject* TFE_Py_RecordGradient(PyObject* op_name, PyObject* inputs, PyObject* attrs,
                                 PyObject* results, PyObject* forward_pass_name_scope);
+PyObject* TFE_Py_TapeSetIsEmpty();
 namespace tensorflow {
 TFE_TensorHandle* ConvertToEagerTensor(TFE_Context* ctx, PyObject* value, DataType dtype,
                                        const char* device_name);

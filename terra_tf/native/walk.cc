@@ -44,6 +44,7 @@ Walk::~Walk() {
   }
   for (PyObject* value : values_) Py_XDECREF(value);
   for (PyObject* feed : feeds_) Py_XDECREF(feed);
+  for (PyObject* tape : tapes_) Py_XDECREF(tape);
   DropBindings();
   Py_XDECREF(on_fallback_);
 }
@@ -252,6 +253,7 @@ void Walk::Take() {
 
 void Walk::Ran() {
   path_.push_back(cursor_);
+  sizes_.push_back(SizesDigest(cursor_));
   ran_[cursor_] = true;
   ++cursor_;
 }
@@ -272,7 +274,14 @@ PyObject* Walk::Match(CallKind call, PyObject* const* args, Py_ssize_t count, Py
     return RaiseFastPathMiss();
   }
   Bind();
-  return Answer(node, args + 3, call == CallKind::kFastPath, dims);
+  std::vector<Tensor> values;
+  if (node.shape_value == ShapeValue::kComputed) {
+    PyObject* result = ComputeShapeValue(node, args, count, original);
+    if (result != nullptr) return result;
+  } else if (node.shape_value != ShapeValue::kNone) {
+    if (!ShapeValues(node, args + 3, count - 3, &values)) values.clear();
+  }
+  return Answer(node, args + 3, call == CallKind::kFastPath, dims, values);
 }
 
 namespace {
@@ -301,9 +310,7 @@ bool IsShapeLike(const Tensor& tensor) {
 
 bool Walk::InferShapes(const Node& node, PyObject* const* args, Dims* dims) {
   const Py_ssize_t count = PyTuple_GET_SIZE(node.numbers);
-  Dims inputs(count);
-  std::vector<Tensor> tensors(count);
-  std::vector<const Tensor*> values(count, nullptr);
+  std::vector<PyObject*> inputs(count, nullptr);
   ForEachInput(node, args, count, [&](Py_ssize_t i, const Arg& arg, PyObject* passed) {
     if (!EagerTensor_CheckExact(passed)) {
       passed = PyTuple_GET_ITEM(node.numbers, i);
@@ -311,25 +318,35 @@ bool Walk::InferShapes(const Node& node, PyObject* const* args, Dims* dims) {
         if (arg.kind == ArgKind::kPythonFeed && binding.feed == arg.index) passed = binding.object;
       }
     }
-    if (!EagerTensor_CheckExact(passed)) return;
-    TFE_TensorHandle* handle = EagerTensor_Handle(passed);
+    inputs[i] = passed;
+  });
+  return InferShapes(node, inputs, dims);
+}
+
+bool Walk::InferShapes(const Node& node, const std::vector<PyObject*>& inputs, Dims* dims) {
+  Dims shapes(inputs.size());
+  std::vector<Tensor> tensors(inputs.size());
+  std::vector<const Tensor*> values(inputs.size(), nullptr);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i] == nullptr || !EagerTensor_CheckExact(inputs[i])) continue;
+    TFE_TensorHandle* handle = EagerTensor_Handle(inputs[i]);
     if (Placeholder* placeholder = AsPlaceholder(handle)) {
       handle = placeholder->real;
       if (handle == nullptr) {
         const std::vector<int64_t>* known = KnownDims(placeholder);
-        if (known != nullptr) inputs[i] = tensorflow::PartialTensorShape(*known);
-        return;
+        if (known != nullptr) shapes[i] = tensorflow::PartialTensorShape(*known);
+        continue;
       }
     }
-    if (!TensorFromHandle(handle, &tensors[i])) return;
-    inputs[i] = tensors[i].shape();
+    if (!TensorFromHandle(handle, &tensors[i])) continue;
+    shapes[i] = tensors[i].shape();
     if (IsShapeLike(tensors[i])) values[i] = &tensors[i];
-  });
-  return node.shapes->Infer(inputs, values, dims);
+  }
+  return node.shapes->Infer(shapes, values, dims);
 }
 
 PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_gradient,
-                       const Dims& dims) {
+                       const Dims& dims, const std::vector<Tensor>& values) {
   PyObject* results = PyList_New(node.num_outputs);
   std::vector<int64_t> sizes;
   for (int i = 0; i < node.num_outputs; ++i) {
@@ -343,6 +360,8 @@ PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_grad
     PyObject* tensor =
         spec.known != nullptr
             ? EagerTensorFromHandle(RefHandle(spec.known), false)
+        : !values.empty()
+            ? EagerTensorFromHandle(HandleFromTensor(values[i]), false)
             : NewPlaceholder(iteration, node.first_output + i, sized ? &sizes : nullptr);
     if (tensor == nullptr) {
       Py_DECREF(results);
@@ -406,6 +425,7 @@ bool Walk::RecordGradient(const Node& node, PyObject* const* args, PyObject* res
 }
 
 std::vector<int> Walk::Alive() {
+  DropDeadTapes();
   while (DropDead(cursor_)) {
   }
   std::vector<int> found;
@@ -432,6 +452,7 @@ bool Walk::DropDead(int end_node) {
 }
 
 bool Walk::AllKeptAreFetched(int end_node, int* output) {
+  DropDeadTapes();
   while (DropDead(end_node)) {
   }
   for (int k = 0; k < end_node; ++k) {
@@ -485,6 +506,7 @@ bool Walk::Read(int output, Tensor* value) {
   if (spec.fetch < 0) return Fallback("unexpected-read", output);
   if (spec.gate > passed_ && !PassBoundaries(spec.gate, output)) return !PyErr_Occurred();
   ++fetches_read;
+  ++looks;
   bool interrupted = false;
   const double start = Now();
   const SlotState state = WaitSlot(spec.fetch, value, &interrupted);
@@ -630,6 +652,8 @@ bool Walk::FetchInto(int output) {
 
 void Walk::Close() {
   iteration->walk = nullptr;
+  for (PyObject* tape : tapes_) Py_XDECREF(tape);
+  tapes_.clear();
   if (!iteration->closed) iteration->Cancel();  // nobody will open its gates any more
   Py_CLEAR(on_fallback_);
   while (DropDead(cursor_)) {
@@ -656,6 +680,8 @@ void Walk::set_value(int output, PyObject* tensor) {
 }
 
 void Walk::Release() {
+  for (PyObject*& tape : tapes_) Py_CLEAR(tape);
+  tapes_.clear();
   for (PyObject*& value : values_) Py_CLEAR(value);
   for (PyObject*& feed : feeds_) Py_CLEAR(feed);
 }

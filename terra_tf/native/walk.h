@@ -11,6 +11,7 @@
 #include "graph_runner.h"
 #include "placeholder.h"
 #include "program.h"
+#include "tape.h"
 
 namespace terra {
 
@@ -70,13 +71,33 @@ class Walk {
   std::vector<int> Alive();
   void Release();  // drops all values and feeds
 
+  // --- delegated calls (delegate.cc) ---
+  // Runs a call of a library function without its Python, if one like it is known. `*result` is null
+  // then where a Python exception is set.
+  bool Delegate(PyObject* function, PyObject* const* args, Py_ssize_t count, PyObject* names,
+                PyObject** result);
+  // Whether a call at the cursor that is not known should be learned.
+  bool WantsToLearn(PyObject* function);
+  // Keeps a learned call that began at a node; null if it cannot be delegated, and `hopeless` if it
+  // never will.
+  void Learned(int cursor, PyObject* function, std::unique_ptr<DelegatedCall> call, bool hopeless);
+  // Notes what happened to the program's tapes.
+  void NoteTape(TapeAction action, PyObject* tape, PyObject* about);
+  int TapeNumber(PyObject* tape) const;  // -1 for one that was made before the walk
+  // What a tape has been through, with the nodes that were run since it was made.
+  std::vector<TapeEvent> TapeHistory(int number, std::vector<int>* nodes) const;
+  const std::vector<TapeEvent>& tape_events() const { return tape_events_; }
+  const std::vector<uint64_t>& sizes() const { return sizes_; }
+  const std::vector<PyObject*>& feeds() const { return feeds_; }
+
   // The session of the thread that walks; null before and after.
   Session* session = nullptr;
 
   const std::shared_ptr<Iteration> iteration;
   const std::shared_ptr<Program> program;
   double python_wait_seconds = 0;
-  int64_t feeds_sent = 0, fetches_read = 0;
+  int64_t feeds_sent = 0, fetches_read = 0, delegated_calls = 0;
+  int64_t looks = 0;  // at values of the graph, or at shapes that depend on values
 
  private:
   // What a node that matches will put into a feed.
@@ -106,7 +127,39 @@ class Walk {
   void Take();
   bool CanSkipToEnd() const;
   bool InferShapes(const Node& node, PyObject* const* args, Dims* dims);
-  PyObject* Answer(const Node& node, PyObject* const* args, bool record_gradient, const Dims& dims);
+  bool InferShapes(const Node& node, const std::vector<PyObject*>& inputs, Dims* dims);
+
+  // A digest of the sizes of what a node has taken from feeds and made, where the trace leaves them
+  // open. (An output nobody holds has the sizes that follow from these.)
+  uint64_t SizesDigest(int k) const;
+  bool TapeStart(int number, int* event, int* node) const;
+  bool SameTape(const DelegatedCall& call, int number) const;
+  long long WhichTensor(PyObject* tensor) const;
+  bool FitsCall(const DelegatedCall& call, PyObject* const* args, Py_ssize_t count, PyObject* names,
+                std::vector<PyObject*>* leaves);
+  bool FitsPattern(const Pattern& pattern, PyObject* x, std::vector<PyObject*>* leaves,
+                   const DelegatedCall& call);
+  bool FitsTensor(const Pattern& pattern, PyObject* x, std::vector<PyObject*>* leaves,
+                  const DelegatedCall& call);
+  DelegationPlace* Place(PyObject* function);
+  bool RunNodes(const DelegatedCall& call);
+  bool RunNode(const Node& node, bool taped);
+  bool FillFeed(const CallFeed& feed);
+  bool InputObjects(const Node& node, std::vector<PyObject*>* inputs);
+  PyObject* ArgObject(const Arg& arg, PyObject* number);                            // borrowed
+  PyObject* OutputObject(int output, const std::vector<int64_t>* sizes = nullptr);  // borrowed
+  PyObject* Cook(const Recipe& recipe, const std::vector<PyObject*>& leaves);
+  bool MakeAssignments(const DelegatedCall& call, const std::vector<PyObject*>& leaves);
+
+  // `values` are those of the outputs, where they are known, or empty.
+  PyObject* Answer(const Node& node, PyObject* const* args, bool record_gradient, const Dims& dims,
+                   const std::vector<tensorflow::Tensor>& values);
+  // Values that follow from shapes (native/shape_values.cc); false if these are not known.
+  bool ShapeValues(const Node& node, PyObject* const* args, Py_ssize_t count,
+                   std::vector<tensorflow::Tensor>* values) const;
+  // Runs an op on such values at once; null without an exception if that is not possible.
+  PyObject* ComputeShapeValue(const Node& node, PyObject* const* args, Py_ssize_t count,
+                              PyObject* original);
   PyObject* RunInPlace(int found, PyObject* const* args, Py_ssize_t count, PyObject* original);
   int FindOutcome(CallKind call, PyObject* const* args, Py_ssize_t count, PyObject* result);
   PyObject* Nested(const Node& node, PyObject* results);
@@ -120,6 +173,7 @@ class Walk {
   bool FetchInto(int output);  // settles a placeholder from its fetch
   bool AllKeptAreFetched(int end_node, int* output);
   bool DropDead(int end_node);
+  void DropDeadTapes();
   SlotState WaitSlot(int slot, tensorflow::Tensor* value, bool* interrupted);
 
   PyObject* on_fallback_;
@@ -130,9 +184,13 @@ class Walk {
   std::vector<PyObject*> values_;  // one strong reference per output made so far
   std::vector<PyObject*> feeds_;
   std::vector<int> path_;
+  std::vector<uint64_t> sizes_;  // per node of the path, see SizesDigest
   std::vector<char> ran_;  // per node
   bool as_before_ = false;  // selects take only what they have taken before
   std::vector<Binding> bindings_;  // of the node that is being compared
+  std::vector<PyObject*> tapes_;   // that were made in the walk (owned); null once they are dead
+  std::vector<TapeEvent> tape_events_;
+  bool library_checked_ = false;
 };
 
 }  // namespace terra

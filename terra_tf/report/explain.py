@@ -69,6 +69,8 @@ def lines_of(report: StepReport) -> Iterator[Line]:
             "",
         ),
     ]
+    for text in report.numerics:
+        yield [("  ", ""), (text, "")]
     yield from _fallbacks(report)
     yield from _reads(report)
     yield from _in_place(report)

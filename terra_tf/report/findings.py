@@ -6,9 +6,11 @@ person reads in more than one place is worded here.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
+from terra_tf import tensorflow_internals
 from terra_tf.report.counters import Stats
 from terra_tf.report.drawing import Drawing, draw
 from terra_tf.report.history import Line, Record
@@ -54,6 +56,7 @@ class StepReport:
       fallbacks: by place, most frequent first.
       reads: lines that look at values, most costly first.
       in_place: op type -> calls per iteration that run in place, of the latest graph.
+      numerics: what `numerics="fast"` and `xla=True` did with the newest graph.
       hints: what could make it faster, most useful first.
       records: latest iterations.
       drawings: the TraceGraph, most recently used sequence first.
@@ -66,6 +69,7 @@ class StepReport:
     fallbacks: list[Fallback]
     reads: list[ReadReport]
     in_place: dict[str, int]
+    numerics: list[str]
     hints: list[str]
     records: list[Record]
     drawings: list[Drawing]
@@ -99,6 +103,7 @@ def report_of(runner: PythonRunner, stats: Stats) -> StepReport:
         fallbacks=sorted(runner.fallbacks.places, key=lambda fallback: -fallback.count),
         reads=_reads(runner, max(1, begun)),
         in_place=_in_place(sequences),
+        numerics=_numerics(runner),
         hints=[],
         records=list(runner.history.records),
         drawings=[draw(sequence, number) for number, sequence in enumerate(sequences, 1)],
@@ -156,6 +161,27 @@ def _in_place(sequences: tuple[Sequence, ...]) -> dict[str, int]:
             name = node.op or "call of a function"
             counts[name] = counts.get(name, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _numerics(runner: PythonRunner) -> list[str]:
+    sequences = runner.tracegraph.sequences
+    graph = sequences[-1].graph if sequences else None
+    if graph is None:
+        return []
+    lines = []
+    if not runner.exact:
+        before = len(graph.concrete.graph.get_operations())
+        after = tensorflow_internals.rewritten_ops(graph.concrete, graph.config)
+        fused = collections.Counter(op for op in after if op.startswith("_"))
+        shown = ", ".join(f"{op} ({count})" for op, count in fused.most_common()) or "none"
+        lines.append(
+            f'numerics="fast": Grappler makes {len(after)} ops of {before}, fused kernels: {shown}'
+        )
+    if graph.compilation is not None:
+        lines.append(f"xla=True: {graph.compilation}")
+    elif runner.xla and not runner.compiles:
+        lines.append("xla=True: given up, because a compiled graph failed where eager does not")
+    return lines
 
 
 # --- hints ---------------------------------------------------------------------------------------

@@ -151,6 +151,7 @@ def _step(step: StepReport, unfolded: bool) -> str:
     if step.in_place:
         listed = ", ".join(f"{count} x {op}" for op, count in step.in_place.items())
         facts.append(("in place", listed))
+    facts += [("numerics", text) for text in step.numerics]
     rows = [(f"<b>{name}</b>", escape(text)) for name, text in facts]
     drawings = [
         f"<details{' open' if unfolded and number == 0 else ''}><summary>TraceGraph, "

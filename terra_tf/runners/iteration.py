@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Tensors
 from typing import TYPE_CHECKING, Any
 
-from terra_tf import native
+from terra_tf import native, tensorflow_internals
 from terra_tf.errors import NewTraceError
 from terra_tf.generation.generated import GeneratedGraph
 from terra_tf.report.log import topic
@@ -96,6 +96,7 @@ class CoExecutedIteration:
         self._recorder: Recorder | None = None
         self._fell_back: str | None = None
         self._walked: tuple[int, ...] = ()
+        self._since = tensorflow_internals.next_id()
         self.thread = threading.get_ident()
         self.walk = native.core.Walk(graph.program, self._on_fallback)
         self._replay = Replay(self.walk, graph)
@@ -150,6 +151,7 @@ class CoExecutedIteration:
 
     def recover(self) -> None:
         """Replays what the graph has not made; after a Ctrl-C, called again, goes on."""
+        failed = self.walk.failed
         try:
             self._replay.run()
         except Exception as error:
@@ -158,6 +160,8 @@ class CoExecutedIteration:
             self.walk.close()
             raise
         self.walk.close()
+        if failed and self._graph.compilation is not None:  # and yet there is no error in eager
+            self._runner.give_up_xla()
 
     def _leave_for_later(self) -> None:
         """Puts the replay off until somebody looks: Ctrl-C must not wait for it."""
@@ -202,7 +206,7 @@ class CoExecutedIteration:
         """Goes on as a traced iteration that has begun with what was replayed."""
         prefix = Prefix(self.walk, self._graph)
         trace = prefix.trace
-        recorder = Recorder(self._arguments, trace, self._runner.loop)
+        recorder = Recorder(self._arguments, trace, self._runner.loop, self._since)
         for known, number in prefix.outputs.items():
             value = self.walk.value(known)
             if value is not None:

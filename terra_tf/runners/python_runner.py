@@ -17,6 +17,7 @@ from typing import Any
 
 from terra_tf import native
 from terra_tf.configuration import settings
+from terra_tf.delegation.library import stand_in_for_libraries
 from terra_tf.generation.generated import generate
 from terra_tf.report import observers
 from terra_tf.report.counters import Counters
@@ -24,6 +25,7 @@ from terra_tf.report.history import History, waited
 from terra_tf.report.log import topic
 from terra_tf.report.reasons import Fallback, FallbackLog
 from terra_tf.runners import in_flight
+from terra_tf.runners.allowance import Allowance, Doubt
 from terra_tf.runners.graph_runner import stop as stop_graph_runner
 from terra_tf.runners.iteration import CoExecutedIteration, EagerIteration, TracedIteration
 from terra_tf.runners.retreat import Retreat
@@ -43,7 +45,9 @@ _EAGER = EagerIteration()
 class PythonRunner:
     """All that is known of one step, and the choice of how its next iteration runs."""
 
-    def __init__(self, name: str, *, max_graphs: int, exact: bool, on_new_trace: str):
+    def __init__(
+        self, name: str, *, max_graphs: int, exact: bool, on_new_trace: str, xla: bool = False
+    ):
         """Makes the runner of a step; see `terra_tf.function` for the arguments."""
         self.name = name
         self.loop: Loop | None = None  # where the loop is, if the step is the body of one
@@ -52,9 +56,23 @@ class PythonRunner:
         self.fallbacks = FallbackLog()
         self.retreat = Retreat()
         self.history = History()
+        self.doubt = Doubt()
+        self.allowance = Allowance()
         self._current = threading.local()  # .iteration: the one that this thread is in
         self._exact = exact
+        self.xla = xla  # asked for
+        self._xla = xla
         self._on_new_trace = on_new_trace
+
+    @property
+    def exact(self) -> bool:
+        """Whether graphs compute with eager's numerics."""
+        return self._exact
+
+    @property
+    def compiles(self) -> bool:
+        """Whether XLA compiles graphs now."""
+        return self._xla
 
     @property
     def raises_on_new_trace(self) -> bool:
@@ -79,7 +97,7 @@ class PythonRunner:
         Raises:
           tf.errors.OpError: an op of an earlier iteration failed in its graph.
         """
-        started = time.perf_counter()
+        started = self._current.started = time.perf_counter()
         in_flight.settle_finished(settings.lead)
         built = self.counters.build_seconds
         iteration = self._choose(key, arguments)
@@ -95,9 +113,12 @@ class PythonRunner:
 
     def end(self) -> None:
         """Ends this thread's iteration after the user's code has returned."""
-        self._current.iteration.end()
+        iteration = self._current.iteration
+        iteration.end()
         self._current.iteration = None
         self.history.end(self._current.record)
+        seconds = time.perf_counter() - self._current.started
+        self.allowance.note(iteration is _EAGER, seconds)
 
     def abort(self) -> None:
         """Ends this thread's iteration, wherever an exception has come in between."""
@@ -116,9 +137,15 @@ class PythonRunner:
             return _EAGER
         sequence = self.tracegraph.expected(key)
         if sequence is None or not self.tracegraph.ready(sequence) or _shared(sequence):
-            return TracedIteration(self, key, arguments)
+            if self._affords(self.allowance.trace_cost):
+                return TracedIteration(self, key, arguments)
+            return _EAGER
         if self.tracegraph.outdated(sequence):
-            self._generate(sequence)
+            build_cost = self.allowance.build_cost(sequence)
+            if self._affords(build_cost, or_rest=sequence.graph is None):
+                self._generate(sequence)
+        if sequence.graph is None or not self._affords(0.0):
+            return _EAGER
         graph = sequence.graph
         return CoExecutedIteration(self, key, arguments, sequence, graph)
 
@@ -129,8 +156,18 @@ class PythonRunner:
             _retreat_log.info("%s: stays eager for a while: co-execution did not pay", self.name)
         return stays
 
+    def _affords(self, cost: float, *, or_rest: bool = True) -> bool:
+        """Whether the step may spend so many seconds now; else it rests until it may."""
+        if not self.doubt.holds:
+            return True
+        wait = self.allowance.iterations_until(cost)
+        if wait and or_rest and self.allowance.measured:
+            self.allowance.rested(self.retreat.rest_for(wait))
+        return not wait
+
     def _generate(self, sequence: Sequence) -> None:
-        graph = sequence.graph = generate(sequence, self.name, self._exact)
+        stand_in_for_libraries()
+        graph = sequence.graph = generate(sequence, self.name, self._exact, self._xla)
         sequence.builds += 1
         sequence.missed = 0
         self.counters.graphs += 1
@@ -177,13 +214,20 @@ class PythonRunner:
             if len(walked) < len(trace.nodes):
                 self.fallbacks.complete_last(trace.nodes[len(walked)])
         self.counters.ops_per_iteration = len(trace.nodes)
-        self.tracegraph.add(key, trace, left, walked)
+        sequence = self.tracegraph.add(key, trace, left, walked)
+        self.doubt.judge(trace, sequence)
         self.retreat.ended(False)
 
     def aborted(self, code: str | None, sequence: Sequence) -> None:
         """An exception of the user's program ended a co-executed iteration."""
         self.counters.fallen_back += 1
         self.retreat.ended(False)
+
+    def give_up_xla(self) -> None:
+        """Has all graphs generated anew without XLA: one with it failed where eager does not."""
+        self._xla = False
+        for sequence in self.tracegraph.sequences:
+            sequence.graph = None
 
     def note_fallback(self, code: str, expected: Node | None, actual: Location) -> None:
         """A fallback happens now."""
@@ -201,6 +245,7 @@ class PythonRunner:
     def _count_walk(self, walk: Any) -> None:
         self.counters.feeds += walk.feeds_sent
         self.counters.fetches += walk.fetches_read
+        self.counters.delegated_calls += walk.delegated_calls
         self.counters.python_wait_seconds += walk.python_wait_seconds
         self.counters.graph_wait_seconds += walk.graph_wait_seconds
 

@@ -15,7 +15,7 @@ import time
 
 _WINDOW = 24  # iterations from which the share of co-executed ones is judged
 _ENOUGH = 0.4  # that share
-_HOPELESS = 12  # iterations after which a first one should have run through
+_HOPELESS = 20  # iterations after which a first one should have run through
 _HOPELESS_AGAIN = 4  # the same after a rest
 _FIRST_PROBE = 16  # co-executed iterations before the first probe
 _PROBES_APART = 400  # before the second one; doubles each time
@@ -76,6 +76,12 @@ class Retreat:
         """Called at the end of an iteration that was traced or co-executed."""
         self._outcomes.append(coexecuted)
         self._coexecuted += coexecuted
+
+    def rest_for(self, iterations: int) -> int:
+        """Begins a rest of about so many iterations; returns how many these are."""
+        self._rest = min(iterations, _LONGEST_REST)
+        self._timing = None
+        return self._rest
 
     def _note_time(self) -> None:
         now = time.perf_counter()

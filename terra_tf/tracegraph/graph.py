@@ -18,6 +18,7 @@ _MOST_KEYS = 1000
 _SIMILAR = 0.3  # share of its nodes that a trace has to have in common with a sequence
 _MOST_NODES = 4  # times the nodes of a trace that a sequence may have
 _SPARE_NODES = 2000  # and these
+_MADE_AGAIN = 2  # iterations that made as many variables, before it counts as a habit
 _MOST_TRACES = 8  # before a graph is generated although each trace was new
 _PATIENT_FROM = 2  # builds after which new ones come ever later
 
@@ -77,7 +78,7 @@ class TraceGraph:
         """
         self.traces += 1
         identify(trace)
-        here = left in self._sequences and left.variables_made == trace.variables_made
+        here = left in self._sequences and self._may_join(left, trace.variables_made)
         sequence = left if here else self._most_similar(key, trace)
         if sequence is None or len(sequence.trace.nodes) > self._most_nodes(trace):
             sequence = Sequence.of(trace)
@@ -87,11 +88,19 @@ class TraceGraph:
         self.use(key, sequence)
         return sequence
 
+    def _may_join(self, sequence: Sequence, made: int) -> bool:
+        """Whether an iteration that made so many variables may share nodes with a sequence.
+
+        Mostly variables are made once, in the first iteration, where all that is done with them
+        runs in place; other iterations should not. What makes variables ever again is a branch.
+        """
+        known = sum(s.seen for s in self._sequences if made in s.variables_made)
+        return made in sequence.variables_made or known >= _MADE_AGAIN
+
     def _most_similar(self, key: Key, trace: Trace) -> Sequence | None:
         likely = self.expected(key)
-        # The first iteration often makes variables, and then it comes only once.
         made = trace.variables_made
-        alike = [s for s in self._sequences if s.variables_made == made]
+        alike = [s for s in self._sequences if made in s.variables_made]
         if not alike:
             return None
         # Of equally similar ones the expected one, then the latest.

@@ -176,6 +176,7 @@ class Merger:
                 self._complete(self._merged.nodes[k], path, outputs)
             else:
                 self._unite(self._merged.nodes[k], self._trace.nodes[t], outputs)
+                self._unite_forward(self._merged.nodes[k], self._trace.nodes[t], path)
         for mine, other in outputs.items():
             self._unite_output(other, self._trace.outputs[mine])
         self._count(path)
@@ -337,6 +338,13 @@ class Merger:
             self._united(a, b, outputs) for a, b in zip(mine.args, other.args, strict=True)
         )
         mine.inputs = flat_inputs(mine.args)
+
+    def _unite_forward(self, mine: Node, other: Node, path: list[int]) -> None:
+        """A backward node that was not always the same forward node's is nobody's."""
+        if mine.gradient_of is None:
+            return
+        if other.gradient_of is None or path[other.gradient_of] != mine.gradient_of:
+            mine.gradient_of, self._news = None, True
 
     def _unite_in_place(self, mine: Node, other: Node, outputs: dict[int, int]) -> None:
         effects = {mine.effect, other.effect}

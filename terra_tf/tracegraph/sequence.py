@@ -51,8 +51,9 @@ class Sequence:
       dynamic: outputs whose shape differed between traces.
       cuts: positions before which a block begins.
       producers: per output, the position of the node that makes it.
-      variables_made: by the iterations that went this way, each.
+      variables_made: how many variables an iteration that went this way has made.
       branched: whether the latest trace went a new way.
+      novelty: share of its nodes that came from a place from which none had come before.
       version: how many traces showed anything new.
       graph: the graph that was generated last, from an earlier state of the sequence.
       missed: traces since then that it could not serve.
@@ -68,8 +69,9 @@ class Sequence:
     dynamic: set[int] = dataclasses.field(default_factory=set)
     cuts: set[int] = dataclasses.field(default_factory=set)
     producers: list[int] = dataclasses.field(default_factory=list)
-    variables_made: int = 0
+    variables_made: set[int] = dataclasses.field(default_factory=set)
     branched: bool = False
+    novelty: float = 1.0
     version: int = 0
     graph: GeneratedGraph | None = None
     missed: int = 0
@@ -82,7 +84,7 @@ class Sequence:
         """A sequence that has seen one trace."""
         identify(trace)
         sequence = cls(trace, ids=[next(_ids) for _ in trace.nodes])
-        sequence.variables_made = trace.variables_made
+        sequence.variables_made = {trace.variables_made}
         sequence.reads = {(r.output, r.position): r for r in trace.reads.values()}
         sequence.kept = dict(trace.kept)
         sequence.producers = [k for k, n in enumerate(trace.nodes) for _ in range(n.num_outputs)]
@@ -122,6 +124,10 @@ class Sequence:
           walked: ids of the nodes that its first nodes are, where a walk has matched them.
         """
         identify(trace)
+        self.variables_made.add(trace.variables_made)
+        known = {node.identity.family for node in self.trace.nodes}
+        novel = sum(node.identity.family not in known for node in trace.nodes)
+        self.novelty = novel / max(1, len(trace.nodes))
         merger = Merger(self, trace, walked)
         self.version += merger.run()
         self.branched = merger.branched

@@ -148,9 +148,13 @@ _SHAPES_FROM_VALUES = (
 )
 
 
+# Their names begin alike, but their shapes follow from those of their inputs.
+_SHAPES_FROM_SHAPES = frozenset({"SparseSoftmaxCrossEntropyWithLogits", "SparseMatMul"})
+
+
 def makes_shape_of_values(op: str) -> bool:
     """Whether the shape of an output depends on input values."""
-    return op.startswith(_SHAPES_FROM_VALUES)
+    return op.startswith(_SHAPES_FROM_VALUES) and op not in _SHAPES_FROM_SHAPES
 
 
 INTEGERS = frozenset({3, 9})  # int32 and int64, in which sizes, axes and permutations are given

@@ -7,6 +7,7 @@ attributes and inputs after conversion. The recorder holds no tensor of the prog
 
 from __future__ import annotations
 
+import bisect
 import enum
 import weakref
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ class Recorder:
         arguments: Sequence[Any] = (),
         prefix: Trace | None = None,
         loop: Loop | None = None,
+        since: int | None = None,
     ):
         """Makes a recorder.
 
@@ -72,7 +74,9 @@ class Recorder:
           arguments: tensors that were passed to the step; they are always fed.
           loop: where the loop is whose body is recorded, if it is one.
           prefix: what the iteration has done already, when it begins as a co-executed one.
+          since: `tensorflow_internals.next_id()` at the iteration's start; None for now.
         """
+        self._since = tensorflow_internals.next_id() if since is None else since
         self._loop = loop
         self._region = None if loop is None else loop.code
         self.trace = prefix if prefix is not None else Trace()
@@ -85,7 +89,8 @@ class Recorder:
         self._seen: list[tuple[Any, ...]] = []  # op callbacks of the call in progress
         self._callback = self._on_op  # one object, so that it can be removed again
         self._uncertain: set[int] = set()  # outputs whose shape depends on values
-        self._takers: dict[tuple[str, Output | Outside], int] = {}  # -> last node that takes it
+        # (op type, what a node of it takes) -> those nodes; see _taken
+        self._takers: dict[tuple[str, Output | Outside | int], list[int]] = {}
         self._gradient: Any = None  # what gradient is being computed
         self._forward: int | None = None  # of which node that is
         self._effects_seen = prefix is not None
@@ -230,28 +235,38 @@ class Recorder:
         return self._forward
 
     def _note_inputs(self, position: int, node: Node) -> None:
-        for source in node.inputs:
-            self._takers[node.op, source] = position
+        for source in dict.fromkeys(node.inputs):
+            self._takers.setdefault((node.op, self._taken(source)), []).append(position)
+
+    def _taken(self, source: Output | Outside) -> Output | Outside | int:
+        """What a source is known by when a tape hands it back: small tensors by their id."""
+        if isinstance(source, Outside):
+            external = self.trace.externals[source.index]
+            if external.kind in (Kind.SMALL, Kind.NUMBER):
+                return id(external.tensor)
+        return source
 
     def _forward_node(self, op: str, inputs: Any, outputs: Any) -> int | None:
         for tensor in outputs or ():
             output = self._output_of(tensor) if type(tensor) is EagerTensor else None
             if output is not None:
                 return self.trace.producer_position(output)
-        for tensor in inputs or ():
-            taker = self._takers.get((op, self._known_source(tensor)))
-            if taker is not None:
-                return taker
+        # The latest node that takes all of what the tape still has.
+        sources = [self._known_source(x) for x in inputs or () if type(x) is EagerTensor]
+        takers = [self._takers[op, x] for x in sources if (op, x) in self._takers]
+        if not takers:
+            return None
+        for position in reversed(min(takers, key=len)):
+            if all(_holds(positions, position) for positions in takers):
+                return position
         return None
 
-    def _known_source(self, tensor: Any) -> Output | Outside | None:
-        if type(tensor) is not EagerTensor:
-            return None
+    def _known_source(self, tensor: Any) -> Output | Outside | int:
         output = self._output_of(tensor)
         if output is not None:
             return Output(output)
         external = self._externals.get(id(tensor))
-        return None if external is None else Outside(external)
+        return id(tensor) if external is None else Outside(external)
 
     # --- nodes ---
 
@@ -264,9 +279,10 @@ class Recorder:
 
     def _effect(self, op: str, call: Call, args: tuple[Any, ...]) -> Effect:
         effect = effect_of(op)
-        if runs_in_place(effect):
-            return effect
         inputs = _tensors(args[3:] if call is Call.FAST_PATH else args[3])
+        if runs_in_place(effect):
+            # E.g. a function of a dataset that uses a variable sees what was written to it before.
+            return Effect.BARRIER if any(map(self._is_variable, inputs)) else effect
         fallible = may_fail(op) or self._is_uncertain(inputs) or self._takes_numbers(inputs)
         if fallible and (settings.sync or may_be_handled(self._loop)):
             # The handler has to see the error, so the op runs where the handler is.
@@ -276,11 +292,25 @@ class Recorder:
         if effect in ON_VARIABLES:
             resources = [x for x in inputs if x.dtype.as_datatype_enum == _RESOURCE]
             # A variable that was made in this very step lives in Python's half.
-            if any(id(x) in self._alive for x in resources):
+            if any(map(self._is_made_here, resources)):
                 return Effect.LOCAL
             if effect is not Effect.READ and not self._checks_itself(op, effect, resources, inputs):
                 return Effect.BARRIER
         return effect
+
+    def _is_variable(self, tensor: Any) -> bool:
+        """Whether it is the handle of a variable that graphs may write."""
+        return tensorflow_internals.is_variable_handle(tensor) and not self._is_made_here(tensor)
+
+    def _is_made_here(self, handle: Any) -> bool:
+        """Whether this iteration has made a resource."""
+        if id(handle) in self._alive:
+            return True
+        number = tensorflow_internals.tensor_id(handle)
+        if number <= self._since:
+            return False
+        self.trace.made_aside.add(number)  # in a block of plain eager mode, or in a function
+        return True
 
     def _checks_itself(
         self, op: str, effect: Effect, resources: list[Any], inputs: list[Any]
@@ -405,6 +435,11 @@ class Recorder:
         position = len(self.trace.nodes)
         known = self.trace.kept.get(position, frozenset())
         self.trace.kept[position] = known | self._kept_now()
+
+
+def _holds(ascending: Sequence[int], number: int) -> bool:
+    place = bisect.bisect_left(ascending, number)
+    return place < len(ascending) and ascending[place] == number
 
 
 def _op_name(op: Any) -> str:

@@ -222,6 +222,7 @@ class Trace:
       reads: first look at each output that the program looked at, by output.
       kept: outputs that were still reachable from Python, by position: for every place where
         effects may have to become visible, and at the end (position `len(nodes)`).
+      made_aside: ids of resources that the iteration made in ops that are not recorded.
     """
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
@@ -229,11 +230,12 @@ class Trace:
     externals: list[External] = dataclasses.field(default_factory=list)
     reads: dict[int, Read] = dataclasses.field(default_factory=dict)
     kept: dict[int, frozenset[int]] = dataclasses.field(default_factory=dict)
+    made_aside: set[int] = dataclasses.field(default_factory=set)
 
     @property
     def variables_made(self) -> int:
         """How many variables were made in the iteration."""
-        return sum(node.op == "VarHandleOp" for node in self.nodes)
+        return sum(node.op == "VarHandleOp" for node in self.nodes) + len(self.made_aside)
 
     def producer(self, output: int) -> Node:
         """The node that made an output."""

@@ -13,8 +13,8 @@ from .minimiser import minimise, symptom
 
 PROGRAM_SECONDS = 60.0  # one that takes longer hangs; they take a second
 MINIMISING_SECONDS = 300.0
-# Programs for one process. Terra keeps what it learned of every `iterate` loop for the process's
-# life, and each program is a new loop; also, the exit of processes is tested in this way.
+# Programs for one process: TensorFlow keeps what it has ever compiled, and the exit of processes is
+# tested in this way, too.
 _PROGRAMS_A_PROCESS = 100
 
 Check = Callable[[str], Verdict]  # source text -> verdict

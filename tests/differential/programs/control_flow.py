@@ -318,3 +318,29 @@ def eager_map_fn_and_scan(terra):
     for x, _ in regression(terra.iterations, size=3):
         yield step(x)
     yield weights
+
+
+@program(iterations=40, coexecuted=26, fallbacks=(0, 4), keras="both")
+def loop_over_a_state_that_is_reset(terra):
+    """Truncated gradients through a cell whose state is now and then set to zero, lengths vary."""
+    cell = tf.keras.layers.LSTMCell(4)
+    cell.build((None, 3))
+    state = [tf.zeros([2, 4]), tf.zeros([2, 4])]
+
+    @terra.function
+    def step(x):
+        nonlocal state
+        with tf.GradientTape() as tape:
+            loss = 0.0
+            for k in range(x.shape[1]):
+                output, state = cell(x[:, k], state)
+                loss += tf.reduce_mean((output - 1.0) ** 2)
+        gradients = tape.gradient(loss, cell.trainable_variables)
+        for variable, gradient in zip(cell.trainable_variables, gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        if random.random() < 0.25:
+            state = [tf.zeros([2, 4]), tf.zeros([2, 4])]
+        return loss
+
+    for turn in range(terra.iterations):
+        yield step(tf.random.stateless_normal([2, 2 + turn % 3, 3], [1, turn])), state

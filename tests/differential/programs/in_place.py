@@ -338,3 +338,39 @@ def in_place_thread_beside_the_steps(terra):
         yield step(x)
     thread.join()
     yield own, weights
+
+
+@program()
+def in_place_dataset_with_a_variable(terra):
+    """Datasets made in the step whose functions read a variable that the step writes."""
+    total = tf.Variable(1.0)
+
+    @terra.function
+    def step(x):
+        total.assign_add(x)
+        scaled = tf.data.Dataset.range(4).map(lambda k: tf.cast(k, tf.float32) * total)
+        reduced = scaled.reduce(tf.constant(0.0), lambda a, b: a + b * total)
+        total.assign_sub(0.01 * reduced)
+        return reduced, [float(value) for value in scaled.batch(2).unbatch()], total + 1.0
+
+    for turn in range(terra.iterations):
+        yield step(tf.constant(0.1 * turn))
+
+
+@program()
+def in_place_variable_made_in_a_block(terra):
+    """A variable that each step makes in plain eager mode, and then uses outside of the block."""
+    total = tf.Variable(0.0)
+
+    @terra.function
+    def step(x):
+        with terra.disable():
+            made = tf.Variable(x * 2.0)
+        made.assign_add(total)
+        with tf.GradientTape() as tape:
+            y = made * made + total
+        total.assign_add(0.01 * tape.gradient(y, made))
+        return y, made.read_value(), total + made
+
+    for turn in range(terra.iterations):
+        yield step(tf.constant(0.1 * turn)), total

@@ -1,14 +1,13 @@
-"""The programs: each builds a small model and returns one training step, as a user would write it.
+"""Five micro programs: each builds a small model and returns one training step, as users write it.
 
-Nothing in a step is made for Terra or for `tf.function`; the modes wrap the same function. A
-program is built anew for each mode, after all seeds were set, so that every mode has a model of its
-own that starts from the same values.
+Nothing in a step is made for Terra or for `tf.function`. A function here makes a program anew; like
+`build` of the scripts in `paper`, it returns the step, the batches that it takes, and a function
+that gives all variables which training changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import keras
 import numpy as np
@@ -18,43 +17,10 @@ CLASSES = 10
 WIDTH = 64
 TIME_STEPS = 16
 
+Step = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 Batches = Sequence[tuple[tf.Tensor, tf.Tensor]]
-
-
-@dataclass(frozen=True)
-class Training:
-    """A model ready to be trained.
-
-    Attributes:
-        step: takes a batch, trains on it, returns the loss.
-        batches: what to train on, over and over.
-        state: gives all that training changes, the optimizer's variables included.
-    """
-
-    step: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-    batches: Batches
-    state: Callable[[], Sequence[tf.Variable | keras.Variable]]
-
-
-@dataclass(frozen=True)
-class Program:
-    """A row of the table.
-
-    Attributes:
-        name: what `--programs` calls it.
-        title: what the table calls it.
-        build: makes the model.
-        steps: how many steps a timed block has, unless `--steps` says otherwise.
-        tolerance: how far Terra's losses may be from eager's, relative to them; 0 asks for equal
-            bits. Only convolutions need one: in graphs, oneDNN computes some of them in another
-            way.
-    """
-
-    name: str
-    title: str
-    build: Callable[[], Training]
-    steps: int
-    tolerance: float = 0.0
+Variables = Callable[[], Sequence[tf.Variable | keras.Variable]]
+Training = tuple[Step, Batches, Variables]
 
 
 # --- plain TensorFlow ---
@@ -77,7 +43,7 @@ def raw_mlp() -> Training:
             variable.assign_sub(0.05 * gradient)
         return loss
 
-    return Training(train_step, _batches(32, WIDTH), lambda: variables)
+    return train_step, _batches(32, WIDTH), lambda: variables
 
 
 def lstm_loop() -> Training:
@@ -102,7 +68,7 @@ def lstm_loop() -> Training:
             variable.assign_sub(0.1 * gradient)
         return loss
 
-    return Training(train_step, _batches(batch, TIME_STEPS, features), lambda: variables)
+    return train_step, _batches(batch, TIME_STEPS, features), lambda: variables
 
 
 def _weight(rows: int, columns: int) -> tf.Variable:
@@ -170,7 +136,7 @@ def _keras_training(
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    return Training(train_step, batches, lambda: model.variables + optimizer.variables)
+    return train_step, batches, lambda: model.variables + optimizer.variables
 
 
 def _batches(size: int, *shape: int, count: int = 64) -> Batches:
@@ -189,12 +155,3 @@ def _batches(size: int, *shape: int, count: int = 64) -> Batches:
         labels = np.where(wrong, numbers.integers(CLASSES, size=size), classes)
         pairs.append((tf.constant(inputs, tf.float32), tf.constant(labels, tf.int32)))
     return pairs
-
-
-PROGRAMS = (
-    Program("raw-mlp", "raw TF MLP, SGD", raw_mlp, steps=60),
-    Program("keras-mlp", "Keras MLP, Adam", keras_mlp, steps=30),
-    Program("lstm", "raw TF LSTM loop, SGD", lstm_loop, steps=20),
-    Program("transformer", "Transformer block, AdamW", transformer, steps=15),
-    Program("cnn", "Keras CNN, SGD momentum", cnn, steps=30, tolerance=1e-4),
-)

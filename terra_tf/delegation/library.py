@@ -1,0 +1,46 @@
+"""Puts stand-ins in the place of library functions whose calls may be delegated.
+
+A library's functions are replaced on its classes once it has been imported, so that a program that
+never uses `tf_keras` does not pay for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from terra_tf import native, tensorflow_internals
+from terra_tf.delegation.learning import LibraryFunction, learn
+
+_LIBRARIES = ("keras", "tf_keras")
+_done: set[str] = set()
+
+
+def stand_in_for_libraries() -> None:
+    """Stands in for the functions of all libraries that have been imported by now."""
+    if not _done:
+        _done.add("tensorflow")
+        tensorflow_internals.install_tape_hooks(native.core.TapeHook)
+        gradient = LibraryFunction(
+            "tf.GradientTape.gradient", True, tensorflow_internals.gradient_ends
+        )
+        _replace(tf.GradientTape, "gradient", gradient, tensorflow_internals.gradient_begins)
+    for library in _LIBRARIES:
+        if library in sys.modules and library not in _done:
+            _done.add(library)
+            for kind, name, listed in tensorflow_internals.library_functions(library):
+                function = LibraryFunction(f"{library}.{kind.__name__}.{name}")
+                _replace(kind, name, function, None, listed)
+
+
+def _replace(
+    kind: type, name: str, function: LibraryFunction, before: Any = None, listed: int = -1
+) -> None:
+    original = vars(kind)[name]
+    hook = native.core.LibraryCall(
+        original, functools.partial(learn, function, original), before, listed
+    )
+    setattr(kind, name, hook)

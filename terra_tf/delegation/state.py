@@ -1,0 +1,190 @@
+"""Lists what a library call depends on besides its arguments: the State of what it can reach.
+
+From the callee and the objects among the arguments, attributes and containers are followed. What
+is found is written into a native State (`native/state.h`), which later says within microseconds
+whether all of it is as it was. Tensors and functions are compared by identity, plain values by
+value, containers by their contents.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from terra_tf import native, tensorflow_internals
+from terra_tf.tensorflow_internals import EagerTensor
+
+_MOST_OBJECTS = 20_000
+_MOST_ARRAY_BYTES = 4096
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range)
+_OPAQUE = (
+    EagerTensor,
+    np.generic,
+    np.dtype,
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.CodeType,
+    types.GetSetDescriptorType,
+    property,
+    weakref.ref,
+)
+
+
+class TooMuch(Exception):
+    """What the call can reach is too much to be watched, or cannot be watched at all."""
+
+
+class StateBuilder:
+    """Fills a State from some roots."""
+
+    def __init__(self) -> None:
+        self.state = native.core.State()
+        self.places: list[Any] = []  # per entry: what it is of, for messages
+        self._classes: set[type] = set()
+        self._seen: set[int] = set()
+        self._held: list[Any] = []  # keeps `_seen` true while it is filled
+        self._queue: list[Any] = []
+
+    def add(self, roots: Iterable[Any]) -> None:
+        """Adds everything that can be reached from `roots`.
+
+        Raises:
+          TooMuch: it cannot be watched.
+        """
+        self._queue.extend(roots)
+        while self._queue:
+            self._visit(self._queue.pop())
+
+    def _visit(self, x: Any) -> None:
+        kind = type(x)
+        # The class itself is asked, since a proxy claims to be of the class that it wraps.
+        if kind in _PLAIN or issubclass(kind, _OPAQUE) or id(x) in self._seen:
+            return
+        if tensorflow_internals.is_immutable(kind):
+            return
+        if len(self._seen) > _MOST_OBJECTS:
+            raise TooMuch("more objects than can be watched")
+        self._seen.add(id(x))
+        self._held.append(x)
+        if kind is types.FunctionType:
+            self._visit_function(x)
+        elif kind is types.MethodType:
+            self._queue += (x.__self__, x.__func__)
+        elif kind is functools.partial:
+            self._queue += (x.func, x.args, x.keywords)
+        elif issubclass(kind, tuple):
+            if not all(type(item) in _PLAIN for item in x):
+                self._entry(self.state.add_sequence(x), x)
+                self._queue += x
+        elif issubclass(kind, dict):
+            self._entry(self.state.add_dict(x), x)
+            self._queue += x.values()
+        elif issubclass(kind, list):
+            self._entry(self.state.add_sequence(x), x)
+            self._queue += x
+            self._attributes(x)
+        elif issubclass(kind, (set, frozenset)):
+            self._entry(self.state.add_set(x), x)
+        elif issubclass(kind, np.ndarray):
+            if x.nbytes > _MOST_ARRAY_BYTES:
+                raise TooMuch("a NumPy array of more than a few values")
+            self._entry(self.state.add_array(x), x)
+        elif issubclass(kind, threading.local):
+            self._visit_local(x)
+        else:
+            self._visit_object(x)
+
+    def _entry(self, number: int, of: Any) -> int:
+        self.places.append(of)
+        return number
+
+    def _visit_function(self, function: types.FunctionType) -> None:
+        for cell in function.__closure__ or ():
+            try:
+                self._queue.append(cell.cell_contents)
+            except ValueError:  # not filled yet
+                continue
+
+    def _visit_local(self, local: threading.local) -> None:
+        number = self._entry(self.state.add_local(local), local)
+        for name, value in vars(local).items():
+            self._child(number, name, value)
+
+    def _visit_object(self, x: Any) -> None:
+        wrapped = getattr(x, "__wrapped__", None)  # a proxy around a container
+        if isinstance(wrapped, (dict, list, tuple)):
+            self._queue.append(wrapped)
+        self._attributes(x)
+        for name in _slots(type(x)):
+            value = getattr(x, name, None)
+            if not isinstance(value, types.MemberDescriptorType):
+                self._queue.append(value)
+
+    def _attributes(self, x: Any, transient: bool = False) -> int | None:
+        try:
+            attributes = vars(x)
+        except TypeError:
+            return None
+        number = self._entry(self.state.add_object(x, transient), x)
+        if type(x) not in self._classes:
+            self._classes.add(type(x))
+            self._entry(self.state.add_class(type(x)), type(x))
+        for name, value in attributes.items():
+            if not tensorflow_internals.is_bookkeeping(x, name):
+                self._child(number, name, value)
+            elif isinstance(name, str):
+                self.state.ignore(number, name)
+        return number
+
+    def _child(self, parent: int, name: str, value: Any) -> None:
+        """Follows an attribute; one that is made anew all the time is compared by its contents."""
+        kept = tensorflow_internals.call_context_keys(value)
+        if kept is None:
+            self._queue.append(value)
+            return
+        if isinstance(value, dict):
+            child = self._entry(self.state.add_dict(value), value)
+            for key in value:
+                if key not in kept:
+                    self.state.ignore(child, key)
+            self._queue += [value[key] for key in kept if key in value]
+        else:
+            child = self._attributes(value, transient=True)
+        if child is not None:
+            self.state.set_transient(parent, name, child)
+
+    def reaches(self, x: Any) -> bool:
+        """Whether an object is among what was found."""
+        return id(x) in self._seen
+
+    def variable_with(self, handle: Any) -> Any:
+        """The variable with a handle, if it was found; else None."""
+        for x in self._held:
+            if isinstance(x, tf.Variable) and x.handle is handle:
+                return x
+        return None
+
+    def difference(self) -> str:
+        """Says what differed when the State was asked last whether it holds."""
+        number, key = self.state.difference()
+        if number < 0:
+            return "nothing"
+        owner = type(self.places[number]).__name__
+        return f"{owner}.{key}" if isinstance(key, str) else f"the contents of a {owner}"
+
+
+@functools.cache
+def _slots(kind: type) -> tuple[str, ...]:
+    names: list[str] = []
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))

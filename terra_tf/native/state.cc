@@ -1,0 +1,268 @@
+#include "state.h"
+
+#include <cstring>
+#include <utility>
+
+#include "guards.h"
+
+// PEP 509's version tags are there up to Python 3.12, but marked as deprecated in it.
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+namespace terra {
+namespace {
+
+uint64_t Version(PyObject* dict) { return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag; }
+
+// The dictionary of an object's attributes (borrowed), or null.
+PyObject* Attributes(PyObject* object) {
+  PyObject** dict = _PyObject_GetDictPtr(object);
+  return dict == nullptr ? nullptr : *dict;
+}
+
+unsigned ClassVersion(PyTypeObject* type) {
+  return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
+}
+
+bool IsPlain(PyObject* x) {
+  return x == Py_None || PyBool_Check(x) || PyLong_CheckExact(x) || PyFloat_CheckExact(x) ||
+         PyComplex_CheckExact(x) || PyUnicode_CheckExact(x) || PyBytes_CheckExact(x);
+}
+
+bool IsContainer(PyObject* x) {
+  return PyList_Check(x) || PyTuple_Check(x) || PyDict_Check(x) || PyAnySet_Check(x);
+}
+
+PyObject* ArrayBytes(PyObject* array) { return PyObject_CallMethod(array, "tobytes", nullptr); }
+
+}  // namespace
+
+Same::Same(PyObject* object) : object_(object) {
+  if (!IsPlain(object) && PyType_SUPPORTS_WEAKREFS(Py_TYPE(object))) {
+    weak_ = PyWeakref_NewRef(object, nullptr);
+    PyErr_Clear();
+  }
+  owned_ = weak_ == nullptr && !IsContainer(object);
+  if (owned_) Py_INCREF(object_);
+}
+
+Same::~Same() {
+  Py_XDECREF(weak_);
+  if (owned_) Py_DECREF(object_);
+}
+
+Same::Same(Same&& other) noexcept
+    : object_(std::exchange(other.object_, nullptr)),
+      weak_(std::exchange(other.weak_, nullptr)),
+      owned_(std::exchange(other.owned_, false)) {}
+
+PyObject* Same::get() const {
+  if (weak_ == nullptr) return object_;
+  PyObject* object = PyWeakref_GET_OBJECT(weak_);
+  return object == Py_None ? nullptr : object;
+}
+
+bool Same::Is(PyObject* now) const {
+  if (now == object_) return weak_ == nullptr || PyWeakref_GET_OBJECT(weak_) == now;
+  return owned_ && Py_TYPE(now) == Py_TYPE(object_) && IsPlain(now) && SamePython(object_, now);
+}
+
+State::~State() {
+  for (Entry& entry : entries_) {
+    Py_XDECREF(entry.weak);
+    Py_XDECREF(entry.copy);
+    for (Item& item : entry.items) Py_XDECREF(item.key);
+  }
+  Py_XDECREF(differing_key_);
+}
+
+int State::Add(Entry entry) {
+  entries_.push_back(std::move(entry));
+  return entries_.size() - 1;
+}
+
+void State::Snapshot(Entry* entry, PyObject* dict) {
+  entry->version = Version(dict);
+  PyObject *key, *value;
+  Py_ssize_t position = 0;
+  entry->items.reserve(PyDict_GET_SIZE(dict));
+  while (PyDict_Next(dict, &position, &key, &value)) {
+    Py_INCREF(key);
+    entry->items.push_back({key, Same(value)});
+  }
+}
+
+int State::AddObject(PyObject* object, bool transient) {
+  Entry entry{Kind::kObject, object};
+  entry.transient = transient;
+  if (!transient && PyType_SUPPORTS_WEAKREFS(Py_TYPE(object))) {
+    entry.weak = PyWeakref_NewRef(object, nullptr);
+    PyErr_Clear();
+  }
+  entry.type = Py_TYPE(object);
+  entry.dict = Attributes(object);
+  if (entry.dict != nullptr) Snapshot(&entry, entry.dict);
+  return Add(std::move(entry));
+}
+
+int State::AddLocal(PyObject* local) {
+  PyObject* dict = PyObject_GetAttrString(local, "__dict__");
+  if (dict == nullptr) return -1;
+  Entry entry{Kind::kLocal, local};
+  Snapshot(&entry, dict);
+  Py_DECREF(dict);
+  return Add(std::move(entry));
+}
+
+int State::AddDict(PyObject* dict) {
+  Entry entry{Kind::kDict, dict};
+  Snapshot(&entry, dict);
+  return Add(std::move(entry));
+}
+
+int State::AddSequence(PyObject* sequence) {
+  Entry entry{Kind::kSequence, sequence};
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); ++i) {
+    entry.values.emplace_back(PySequence_Fast_GET_ITEM(sequence, i));
+  }
+  return Add(std::move(entry));
+}
+
+int State::AddSet(PyObject* set) {
+  Entry entry{Kind::kSet, set};
+  entry.copy = PyFrozenSet_New(set);
+  if (entry.copy == nullptr) return -1;
+  return Add(std::move(entry));
+}
+
+int State::AddClass(PyObject* object) {
+  Entry entry{Kind::kClass, object};
+  entry.type = reinterpret_cast<PyTypeObject*>(object);
+  PyObject_HasAttrString(object, "__name__");  // a lookup is what gives a class its version
+  PyErr_Clear();
+  PyObject* name = PyUnicode_InternFromString("__call__");
+  _PyType_Lookup(entry.type, name);
+  Py_XDECREF(name);
+  entry.version = ClassVersion(entry.type);
+  if (entry.version == 0) {
+    PyErr_SetString(PyExc_RuntimeError, "a class without a version");
+    return -1;
+  }
+  return Add(std::move(entry));
+}
+
+int State::AddArray(PyObject* array) {
+  Entry entry{Kind::kArray, array};
+  entry.copy = ArrayBytes(array);
+  if (entry.copy == nullptr) return -1;
+  return Add(std::move(entry));
+}
+
+void State::Ignore(int number, PyObject* key) {
+  for (Item& item : entries_[number].items) {
+    if (PyObject_RichCompareBool(item.key, key, Py_EQ) == 1) item.ignored = true;
+  }
+}
+
+void State::SetTransient(int parent, PyObject* key, int child) {
+  for (Item& item : entries_[parent].items) {
+    if (PyObject_RichCompareBool(item.key, key, Py_EQ) == 1) item.transient = child;
+  }
+}
+
+bool State::Differs(PyObject* key) {
+  Py_XINCREF(key);
+  Py_XDECREF(differing_key_);
+  differing_key_ = key;
+  return false;
+}
+
+bool State::DictHolds(Entry* entry, PyObject* dict) {
+  if (dict == nullptr) return Differs(nullptr);
+  const uint64_t version = Version(dict);
+  if (version == entry->version) return true;
+  if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(entry->items.size())) return Differs(nullptr);
+  bool transient = false;
+  for (Item& item : entry->items) {
+    PyObject* now = PyDict_GetItemWithError(dict, item.key);
+    if (now == nullptr) {
+      PyErr_Clear();
+      return Differs(item.key);
+    }
+    if (item.transient >= 0) {
+      Entry& child = entries_[item.transient];
+      if (child.kind == Kind::kDict && !PyDict_Check(now)) return Differs(item.key);
+      child.object = now;
+      transient = true;
+    } else if (!item.ignored && !item.value.Is(now)) {
+      return Differs(item.key);
+    }
+  }
+  // With a transient object below it, it has to be looked into each time.
+  if (!transient) entry->version = version;
+  return true;
+}
+
+bool State::EntryHolds(Entry* entry) {
+  switch (entry->kind) {
+    case Kind::kObject: {
+      if (entry->weak != nullptr && PyWeakref_GET_OBJECT(entry->weak) != entry->object) return Differs(nullptr);
+      if (Py_TYPE(entry->object) != entry->type) return Differs(nullptr);
+      PyObject* dict = Attributes(entry->object);
+      if (!entry->transient && dict != entry->dict) return Differs(nullptr);
+      return dict == nullptr || DictHolds(entry, dict);
+    }
+    case Kind::kLocal: {
+      PyObject* dict = PyObject_GetAttrString(entry->object, "__dict__");
+      if (dict == nullptr) {
+        PyErr_Clear();
+        return Differs(nullptr);
+      }
+      const bool holds = DictHolds(entry, dict);
+      Py_DECREF(dict);  // the thread keeps it
+      return holds;
+    }
+    case Kind::kDict:
+      return DictHolds(entry, entry->object);
+    case Kind::kSequence: {
+      const Py_ssize_t size = PySequence_Fast_GET_SIZE(entry->object);
+      if (size != static_cast<Py_ssize_t>(entry->values.size())) return Differs(nullptr);
+      for (Py_ssize_t i = 0; i < size; ++i) {
+        if (!entry->values[i].Is(PySequence_Fast_GET_ITEM(entry->object, i))) return Differs(nullptr);
+      }
+      return true;
+    }
+    case Kind::kSet: {
+      const int same = PyObject_RichCompareBool(entry->object, entry->copy, Py_EQ);
+      if (same < 0) PyErr_Clear();
+      return same == 1 || Differs(nullptr);
+    }
+    case Kind::kClass:
+      return ClassVersion(entry->type) == entry->version || Differs(nullptr);
+    case Kind::kArray: {
+      PyObject* bytes = ArrayBytes(entry->object);
+      if (bytes == nullptr) {
+        PyErr_Clear();
+        return Differs(nullptr);
+      }
+      const bool same = PyBytes_GET_SIZE(bytes) == PyBytes_GET_SIZE(entry->copy) &&
+                        std::memcmp(PyBytes_AS_STRING(bytes), PyBytes_AS_STRING(entry->copy),
+                                    PyBytes_GET_SIZE(bytes)) == 0;
+      Py_DECREF(bytes);
+      return same || Differs(nullptr);
+    }
+  }
+  return false;
+}
+
+bool State::Holds() {
+  const int size = entries_.size();
+  for (int i = 0; i < size; ++i) {
+    if (EntryHolds(&entries_[i])) continue;
+    differs_ = i;
+    return false;
+  }
+  differs_ = -1;
+  return true;
+}
+
+}  // namespace terra

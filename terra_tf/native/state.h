@@ -1,0 +1,92 @@
+// The State: what a library call depends on besides its arguments, as it was when it was recorded.
+//
+// A list of entries: objects with their attributes, dictionaries, lists, sets, classes. A dictionary
+// that has not changed since it was looked at last is told by CPython's version tag alone (PEP 509),
+// in a nanosecond or two; where the tag differs, contents are compared, by identity and, for plain
+// Python values, by value. A parent comes before its children, so no pointer is followed that a
+// parent that still holds does not keep alive. Nothing but plain values is kept alive by a State.
+#pragma once
+#include <Python.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace terra {
+
+// A Python object that is compared by identity without keeping it alive. Of objects without weak
+// references, containers have an entry of their own in a State, which compares their contents, and
+// others are kept alive.
+class Same {
+ public:
+  explicit Same(PyObject* object);
+  ~Same();
+  Same(Same&& other) noexcept;
+  Same(const Same&) = delete;
+  // Whether `now` is this very object, or an equal plain value.
+  bool Is(PyObject* now) const;
+  PyObject* get() const;  // borrowed; null if it is gone
+
+ private:
+  PyObject* object_;
+  PyObject* weak_ = nullptr;  // a weak reference (owned)
+  bool owned_ = false;        // `object_` is
+};
+
+class State {
+ public:
+  ~State();
+  // Each returns the number of the entry. Null or false: a Python exception is set.
+  int AddObject(PyObject* object, bool transient);  // with its attributes
+  int AddLocal(PyObject* local);                    // a threading.local: this thread's attributes
+  int AddDict(PyObject* dict);
+  int AddSequence(PyObject* sequence);  // a list or tuple
+  int AddSet(PyObject* set);
+  int AddClass(PyObject* type);
+  int AddArray(PyObject* array);
+  // Leaves an attribute, or a key, of an entry out of the comparison.
+  void Ignore(int entry, PyObject* key);
+  // The value of `key` in entry `parent` is the object of entry `child`, made anew in every
+  // iteration: what is compared are its class and its attributes.
+  void SetTransient(int parent, PyObject* key, int child);
+
+  // Whether everything is as it was.
+  bool Holds();
+  // The entry that differs, after `Holds` was false, and the key in it (new reference, may be null).
+  int differs() const { return differs_; }
+  PyObject* differing_key() const { return differing_key_; }
+  size_t size() const { return entries_.size(); }
+
+ private:
+  enum class Kind { kObject, kLocal, kDict, kSequence, kSet, kClass, kArray };
+  struct Item {
+    PyObject* key;  // owned
+    Same value;
+    int transient = -1;  // its entry
+    bool ignored = false;
+  };
+  struct Entry {
+    Kind kind;
+    PyObject* object;         // borrowed; kept alive by its parent
+    PyObject* weak = nullptr;  // for an object that no parent keeps alive (owned)
+    PyTypeObject* type = nullptr;  // borrowed; an object of it comes before
+    PyObject* dict = nullptr;      // borrowed: the attributes
+    uint64_t version = 0;
+    std::vector<Item> items;       // of a dictionary
+    std::vector<Same> values;      // of a sequence
+    PyObject* copy = nullptr;      // of a set, or the bytes of an array (owned)
+    bool transient = false;
+  };
+  int Add(Entry entry);
+  void Snapshot(Entry* entry, PyObject* dict);
+  bool EntryHolds(Entry* entry);
+  bool DictHolds(Entry* entry, PyObject* dict);
+  bool Differs(PyObject* key);
+
+  std::vector<Entry> entries_;
+  int differs_ = -1;
+  PyObject* differing_key_ = nullptr;
+};
+
+}  // namespace terra
