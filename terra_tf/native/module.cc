@@ -143,6 +143,18 @@ py::list BlockCounts(const Program& program) {
   return counts;
 }
 
+py::list DelegatedCalls(const Program& program) {
+  py::list calls;
+  for (const auto& [start, places] : program.delegations) {
+    for (const DelegationPlace& place : places) {
+      if (place.calls.empty()) continue;
+      calls.append(py::make_tuple(py::reinterpret_borrow<py::object>(place.function),
+                                  place.calls.front()->nodes));
+    }
+  }
+  return calls;
+}
+
 py::list Spans(const std::vector<Timeline::Span>& spans) {
   py::list pairs;
   for (const Timeline::Span& span : spans) pairs.append(py::make_tuple(span.start, span.end));
@@ -173,6 +185,8 @@ void BindProgram(py::module_& m) {
       .def("add_capture", &AddCapture)
       // (start, end, optional, how often taken, how often skipped) per block.
       .def("block_counts", &BlockCounts)
+      // (the function, the nodes of its call) per call that is delegated at present.
+      .def("delegated_calls", &DelegatedCalls)
       .def_readwrite("num_feeds", &Program::num_feeds)
       .def_readwrite("num_slots", &Program::num_slots)
       .def_readwrite("checked_slot", &Program::checked_slot)

@@ -135,6 +135,7 @@ def _rows(sequence: Sequence, graph: GeneratedGraph | None, start: int, end: int
     reads: dict[int, list[str]] = {}
     for read in sequence.reads.values():
         reads.setdefault(sequence.producers[read.output], []).append(str(read.location))
+    calls = {} if graph is None else _delegated(graph)
     rows: list[Row] = []
     for place, group in itertools.groupby(range(start, end), lambda k: _place(nodes[k])):
         row = Row(_short(place), _source(place))
@@ -142,14 +143,26 @@ def _rows(sequence: Sequence, graph: GeneratedGraph | None, start: int, end: int
             node = nodes[k]
             row.boundary |= k in boundaries and k > 0
             if not node.misses:
-                _add(row, node, sequence, graph)
+                _add(row, node, sequence)
+                row.calls += [name for name in calls.get(k, ()) if name not in row.calls]
                 row.fetches += [f"{node.op}, looked at by {_tail(at)}" for at in reads.get(k, ())]
         if row.ops:
             rows.append(row)
     return rows
 
 
-def _add(row: Row, node: Node, sequence: Sequence, graph: GeneratedGraph | None) -> None:
+def _delegated(graph: GeneratedGraph) -> dict[int, list[str]]:
+    """Node -> names of the delegated calls that it belongs to."""
+    found: dict[int, list[str]] = {}
+    for function, nodes in graph.program.delegated_calls():
+        original = getattr(function, "__wrapped__", function)
+        name = getattr(original, "__qualname__", None) or type(original).__name__
+        for node in nodes:
+            found.setdefault(node, []).append(name)
+    return found
+
+
+def _add(row: Row, node: Node, sequence: Sequence) -> None:
     name = node.op or "call of a function"
     row.ops[name] += 1
     row.in_place[name] += node.in_place
