@@ -23,7 +23,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline import estimation, schedules, simulation
+    from pipeline import estimation, planning, schedules, simulation
     from pipeline.errors import PipelineError, ScheduleError
     from pipeline.runtime import Pipeline
     from pipeline.schedules import Schedule
@@ -45,7 +45,7 @@ _HOMES = {
     "Simulation": "pipeline.simulation",
     "simulate": "pipeline.simulation",
 }
-_MODULES = frozenset({"estimation", "schedules", "simulation"})
+_MODULES = frozenset({"estimation", "planning", "schedules", "simulation"})
 
 __all__ = [
     "Costs",
@@ -55,6 +55,7 @@ __all__ = [
     "ScheduleError",
     "Simulation",
     "estimation",
+    "planning",
     "schedules",
     "simulate",
     "simulation",

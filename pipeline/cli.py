@@ -2,7 +2,7 @@
 
 Every subcommand is a module of `pipeline.commands` with `NAME`, `HELP`, `add_arguments(parser)` and
 `run(arguments) -> exit code`; a new one is written into `SUBCOMMANDS`. None of them loads
-TensorFlow.
+TensorFlow, but for `plan` where it measures a model.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pipeline.commands import estimate, run, schedule, simulate, validate
+from pipeline.commands import estimate, hybrid, place, plan, run, schedule, simulate, validate
 
-SUBCOMMANDS = (schedule, validate, simulate, estimate, run)
+SUBCOMMANDS = (schedule, validate, simulate, estimate, plan, place, hybrid, run)
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 
 DESCRIPTION = """\
 Pipeline-parallel training with memory balanced by BPipe: look at schedules, prove them, price them,
-estimate whether BPipe pays, and launch a training script.
+estimate whether BPipe pays, plan which parallelism to use and where operations run, and launch a
+training script.
 """
 
 EPILOG = """\

@@ -61,3 +61,40 @@ class UsageError(PipelineError, ValueError):
 
 class CheckpointError(PipelineError, ValueError):
     """A file that is no checkpoint, is damaged, or is of another model; the message says which."""
+
+
+class PlanningError(PipelineError, ValueError):
+    """Something that the planner was given cannot be planned with; found before any solving.
+
+    Attributes:
+        code: a stable name of the fault, for example `cycle` or `negative`.
+        where: the node, device or field at fault, or None if it concerns the whole.
+    """
+
+    def __init__(self, message: str, code: str = "malformed", where: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.where = where
+
+
+class GraphError(PlanningError):
+    """An `OpGraph` that is none: a cycle, a time that is no time, an edge to nowhere."""
+
+
+class ClusterError(PlanningError):
+    """A `Cluster` that is none: without devices, or with a memory, speed or link that is none."""
+
+
+class InfeasibleError(PlanningError):
+    """No placement or plan exists: something fits nowhere; the message says what and by how much.
+
+    Give the devices more memory, add devices, or loosen what must share a device.
+    """
+
+
+class PlacementError(PlanningError):
+    """A `Placement` that breaks a rule; the re-check found it and names the node."""
+
+
+class HybridError(PlanningError):
+    """A hybrid model lacks something, E(B) for example, or holds a number that cannot be."""

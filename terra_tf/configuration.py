@@ -22,6 +22,9 @@ class Settings:
       constant_bytes: tensors from outside the step up to this size (in bytes) that never change are
         baked into the graph behind a guard; larger ones are fed.
       build_after: how many traces have to agree before a graph is generated.
+      max_nodes: nodes that a step's TraceGraph may have; what is least recently used goes first.
+      max_build_seconds: what generating a step's graphs may have taken, those that it has; the
+        same holds.
     """
 
     disabled: bool = False
@@ -29,6 +32,8 @@ class Settings:
     lead: int = 1
     constant_bytes: int = 256
     build_after: int = 2
+    max_nodes: int = 200_000
+    max_build_seconds: float = 300.0
 
 
 def _is_on(name: str) -> bool:

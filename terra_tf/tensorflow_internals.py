@@ -114,7 +114,7 @@ def is_variable_handle(tensor: Any) -> bool:
 
 
 def next_id() -> int:
-    """A number larger than the ids of all eager tensors, and smaller than those of later ones."""
+    """A number above the ids of all eager tensors that exist and below those of later ones."""
     return ops.uid()
 
 

@@ -66,6 +66,17 @@ def test_looks_after_every_few_ops_are_doubted_at_once():
     assert not doubts(looking(15, 9))
 
 
+def test_looks_at_shapes_are_not_doubted():
+    program = Program()
+    x = program.tensor()
+    for _ in range(40):
+        x = program.op("Exp", x, line=1)
+        for _ in range(4):
+            shape = program.op("Shape", x, line=2)
+            program.read(program.op("Prod", shape, program.number(0.0), line=3))
+    assert not doubts(program.trace, program.trace)
+
+
 def test_sequences_that_never_repeat_are_doubted():
     assert doubts(*(looking(1, line=k + 1) for k in range(6)))
     assert not doubts(*(looking(1, line=k + 1) for k in range(4)))

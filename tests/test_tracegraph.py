@@ -3,6 +3,7 @@
 import pytest
 from tracegraphs import Program, chain
 
+from terra_tf.configuration import settings
 from terra_tf.tracegraph.graph import TraceGraph
 
 pytestmark = pytest.mark.timeout(60)
@@ -20,8 +21,9 @@ def graph_of(max_graphs=8, build_after=2):
 class Graph:
     """Stands for a generated graph: what matters is from which state of the sequence it is."""
 
-    def __init__(self, sequence):
+    def __init__(self, sequence, seconds=0.1):
         self.sequence = sequence.snapshot()
+        self.seconds = seconds
 
 
 def build(sequence):
@@ -263,6 +265,29 @@ def test_the_least_recently_used_graph_is_dropped_first_and_one_at_a_time():
         assert [s for s in graph.sequences if s.graph is not None] == alive
     assert graph.expected(numbered(0)) is None
     assert graph.expected(numbered(9)) is alive[-1]
+
+
+def test_many_nodes_drop_the_least_recently_used_sequence(monkeypatch):
+    monkeypatch.setattr(settings, "max_nodes", 20)
+    graph = graph_of()
+    first, second = (graph.add(key(k), stranger(k, 8)) for k in range(2))
+    graph.use(key(0), first)
+    third = graph.add(key(2), stranger(2, 8))
+    assert graph.sequences == (first, third)
+    assert graph.expected(key(0)) is first
+    large = graph.add(key(3), stranger(3, 50))  # alone above the limit: still kept
+    assert graph.sequences == (large,)
+
+
+def test_long_builds_drop_the_least_recently_used_graph(monkeypatch):
+    monkeypatch.setattr(settings, "max_build_seconds", 10.0)
+    graph = graph_of()
+    built = [graph.add(key(k), stranger(k)) for k in range(3)]
+    bare = graph.add(key(8), stranger(8))
+    for sequence in built:
+        sequence.graph = Graph(sequence, 4.0)
+    graph.use(key(2), built[2])
+    assert graph.sequences == (built[1], bare, built[2])
 
 
 def test_use_keeps_a_sequence():

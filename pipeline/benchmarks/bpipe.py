@@ -83,7 +83,7 @@ def measure_profiles(options: argparse.Namespace) -> dict[tuple[int, bool], Any]
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     from pipeline.benchmarks import gpt
-    from pipeline.benchmarks.profile import StageProfiler
+    from pipeline.planning.stage_profile import StageProfiler
 
     profilers = {}
     for microbatch, recompute in itertools.product(options.microbatches, (False, True)):

@@ -1,8 +1,8 @@
 """Transformers by formula: parameters, FLOPs, bytes of activations, memory of a stage.
 
 Activations are those of Korthikanti et al. (Reducing Activation Recomputation in Large Transformer
-Models, MLSys 2023), for 16-bit numbers, with tensor and sequence parallelism over t devices; FLOPs
-those of Narayanan et al. (SC 2021).
+Models, MLSys 2023), for 16-bit numbers, with tensor parallelism over t devices, with or without
+sequence parallelism; FLOPs those of Narayanan et al. (SC 2021).
 """
 
 from __future__ import annotations
@@ -69,15 +69,22 @@ class Transformer:
         return attention / self.sample_flops
 
     def layer_stash_bytes(
-        self, microbatch: int, recompute: str = NONE, tensor_parallel: int = 1, flash: bool = False
+        self,
+        microbatch: int,
+        recompute: str = NONE,
+        tensor_parallel: int = 1,
+        flash: bool = False,
+        sequence_parallel: bool = True,
     ) -> float:
-        """Bytes that one block keeps for its backward.
+        """Bytes that one block keeps for its backward on each device.
 
         Args:
             microbatch: samples in a micro-batch, b.
             recompute: `none`, `selective` (the attention's core) or `full` (only inputs are kept).
             tensor_parallel: devices that share a block, t.
             flash: whether flash attention is used, which never keeps the attention matrix.
+            sequence_parallel: whether the parts between the matrices are shared, too. Without, each
+                device keeps all of the 10·s·b·h bytes of inputs, norms and dropout masks.
 
         Raises:
             ValueError: if `recompute` is none of the three.
@@ -85,10 +92,13 @@ class Transformer:
         size = self.sequence * microbatch * self.hidden
         if recompute == FULL:
             return 2 * size
+        shared = 34.0 if sequence_parallel else 24.0
+        each = 34 - shared
         if recompute == SELECTIVE or (recompute == NONE and flash):
-            return 34 * size / tensor_parallel
+            return size * (each + shared / tensor_parallel)
         if recompute == NONE:
-            return size * (34 + 5 * self.heads * self.sequence / self.hidden) / tensor_parallel
+            matrix = 5 * self.heads * self.sequence / self.hidden
+            return size * (each + (shared + matrix) / tensor_parallel)
         raise ValueError(f"recompute must be one of {RECOMPUTATIONS}, not {recompute!r}")
 
 
@@ -104,6 +114,7 @@ class Cluster:
         usable: the share of the memory that is left for the model; the rest goes to the runtime,
             communication buffers and fragmentation.
         pair_bandwidth: bytes per second between the partners of a pair.
+        sequence_parallel: see `Transformer.layer_stash_bytes`.
     """
 
     devices: int
@@ -112,6 +123,7 @@ class Cluster:
     memory_bytes: float = 80e9
     usable: float = 0.95
     pair_bandwidth: float = 300e9
+    sequence_parallel: bool = True
 
     @property
     def num_stages(self) -> int:
@@ -148,7 +160,11 @@ def transformer_profiles(
             seconds = flops / (speed * reached)
             extra = seconds * model.recomputed_share(recompute) if only is None else 0.0
             stash = layers * model.layer_stash_bytes(
-                microbatch, recompute, cluster.tensor_parallel, flash
+                microbatch,
+                recompute,
+                cluster.tensor_parallel,
+                flash,
+                cluster.sequence_parallel,
             )
             boundary = 2 * model.sequence * microbatch * model.hidden / cluster.tensor_parallel
             profiles.append(

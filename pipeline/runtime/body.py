@@ -1,23 +1,28 @@
-"""What a stage computes: its items one after the other, as a function without side effects.
+"""What a stage computes: its items one after the other.
 
-The body is the same for all stage modes. Weights are read once and state, such as BatchNorm's
-moving averages, comes back as new values instead of being assigned, so that whoever runs the body
-decides what happens to them; for layers of Keras 3, `keras.StatelessScope` does that. Other
-variables (`tf.Module`, `tf_keras`) are read and assigned as their owners do.
+For a graph the body is a function without side effects: weights are read once and state, such as
+BatchNorm's moving averages, comes back as new values instead of being assigned, so that whoever
+traces the body decides what happens to them; for layers of Keras 3, `keras.StatelessScope` does
+that. Other variables (`tf.Module`, `tf_keras`) are read and assigned as their owners do.
+
+Where Python runs in every micro-batch, all variables are read and assigned by their owners, as in
+any eager program.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from pipeline import tensorflow_internals
 from pipeline.errors import ModelError
-from pipeline.runtime.model import Item, Key, Model, RandomStates, raw
+from pipeline.runtime.model import Item, Key, Model, raw
+from pipeline.runtime.random_numbers import RandomStates, python_random
 from pipeline.runtime.structure import Spec, flatten_with_masks
 
 
@@ -29,7 +34,7 @@ class BodyResult:
         outputs: the flat outputs; on the last stage with a loss, the predictions.
         loss: the mean loss of the samples, on the last stage; else None.
         layer_losses: the sum of what layers add (regularizers, `add_loss`), or None.
-        updates: variables of Keras 3 that change, with their new values.
+        updates: variables of Keras 3 that are to change, with their new values.
     """
 
     outputs: list[tf.Tensor]
@@ -79,9 +84,8 @@ class StageBody:
         training: bool,
         targets: Any = None,
         sample_weight: tf.Tensor | None = None,
-        states: Sequence[tf.Tensor] | None = None,
     ) -> BodyResult:
-        """Computes the stage's outputs.
+        """Computes the stage's outputs, assigning nothing of Keras 3.
 
         Args:
             inputs: the flat inputs.
@@ -90,17 +94,14 @@ class StageBody:
             training: as in Keras.
             targets: y of the micro-batch, on the last stage; None computes no loss.
             sample_weight: handed to the loss.
-            states: values of the states of Keras 3 to start from, in place of the variables'.
         """
         values = {
             id(variable): value
             for variable, value in zip(self.weights, weights, strict=True)
             if isinstance(variable, keras.Variable)
         }
-        keras_states = self.keras_states()
-        if states is None:
-            states = [tf.convert_to_tensor(raw(state)) for state in keras_states]
-        values.update((id(s), value) for s, value in zip(keras_states, states, strict=True))
+        keras_states = [state for state in self.states if isinstance(state, keras.Variable)]
+        values.update((id(state), tf.convert_to_tensor(raw(state))) for state in keras_states)
         begin = dict(values)
 
         flowing: Any = self.spec.pack(list(inputs))
@@ -108,23 +109,68 @@ class StageBody:
         for item in self.items:
             flowing, losses = self._call(item, flowing, values, seeds, training)
             added += losses
-        outputs = flatten_with_masks(flowing)
-        loss = None
-        if self.loss is not None and targets is not None:
-            loss = self._loss(targets, flowing, sample_weight)
-        if added:
-            dtype = loss.dtype if loss is not None else added[0].dtype
-            added = [tf.add_n([tf.cast(value, dtype) for value in added])]
-        updates = [
+        result = self._result(flowing, added, targets, sample_weight)
+        result.updates = [
             (state, values[id(state)])
             for state in keras_states
             if values[id(state)] is not begin[id(state)]
         ]
-        return BodyResult(outputs, loss, added[0] if added else None, updates)
+        return result
 
-    def keras_states(self) -> list[keras.Variable]:
-        """The states that come back as new values instead of being assigned."""
-        return [state for state in self.states if isinstance(state, keras.Variable)]
+    def run_in_place(
+        self,
+        inputs: Sequence[tf.Tensor],
+        seeds: tf.Tensor,
+        python_seeds: Mapping[int, int],
+        training: bool,
+        targets: Any = None,
+        sample_weight: tf.Tensor | None = None,
+    ) -> BodyResult:
+        """Computes the stage's outputs as an eager program; see `run`.
+
+        Args:
+            inputs: the flat inputs.
+            seeds: of `random.values`.
+            python_seeds: of `random.python_seeds`.
+            training: as in Keras.
+            targets: y of the micro-batch, on the last stage; None computes no loss.
+            sample_weight: handed to the loss.
+        """
+        flowing: Any = self.spec.pack(list(inputs))
+        added: list[tf.Tensor] = []
+        with self.random.keras_state_kept():
+            for item in self.items:
+                for layer in item.parts:
+                    if isinstance(layer, keras.Layer):
+                        tensorflow_internals.clear_added_losses(layer)
+                for state, value in self.random.mapping(item, seeds):
+                    state.assign(value)
+                with (
+                    self.random.tensorflow_ops(item, seeds),
+                    python_random(python_seeds[item.index]),
+                    tensorflow_internals.inner_functions("copy"),
+                ):
+                    flowing = item.call(flowing, training)
+                for layer in item.parts:
+                    if isinstance(layer, keras.Layer):
+                        added += tensorflow_internals.added_losses(layer)
+                added += self._other_losses(item, {})
+        return self._result(flowing, added, targets, sample_weight)
+
+    def _result(
+        self,
+        flowing: Any,
+        added: list[tf.Tensor],
+        targets: Any,
+        sample_weight: tf.Tensor | None,
+    ) -> BodyResult:
+        loss = layer_losses = None
+        if self.loss is not None and targets is not None:
+            loss = self._loss(targets, flowing, sample_weight)
+        if added:
+            dtype = loss.dtype if loss is not None else added[0].dtype
+            layer_losses = tf.add_n([tf.cast(value, dtype) for value in added])
+        return BodyResult(flatten_with_masks(flowing), loss, layer_losses)
 
     def _call(
         self,
@@ -142,21 +188,35 @@ class StageBody:
         ]
         mapping = [(variable, values[id(variable)]) for variable in variables]
         mapping += self.random.mapping(item, seeds)
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+        with (
+            keras.StatelessScope(mapping, collect_losses=True) as scope,
+            self.random.tensorflow_ops(item, seeds),
+            tensorflow_internals.inner_functions("inline"),
+        ):
             outputs = item.call(inputs, training)
         for variable in variables:
             if not variable.trainable:
                 values[id(variable)] = scope.get_current_value(variable)
-        losses = list(scope.losses)
-        for variable in variables:
+        return outputs, [*scope.losses, *self._other_losses(item, values)]
+
+    def _other_losses(self, item: Item, values: Mapping[int, Any]) -> list[tf.Tensor]:
+        """What regularizers add, and layers that are not of Keras 3.
+
+        Args:
+            item: whose weights they are.
+            values: of weights, by `id`, where they are not to be read.
+        """
+        losses: list[tf.Tensor] = []
+        for variable in item.variables(True):
             # Where a weight is shared, its first holder alone adds its penalty.
-            at_home = variable.trainable and self._keys[id(variable)][0] == item.index
-            if at_home and getattr(variable, "regularizer", None) is not None:
-                losses.append(variable.regularizer(values[id(variable)]))
+            at_home = self._keys[id(variable)][0] == item.index
+            regularizer = getattr(variable, "regularizer", None)
+            if isinstance(variable, keras.Variable) and at_home and regularizer is not None:
+                losses.append(regularizer(values.get(id(variable), variable)))
         for part in item.parts:
             if not isinstance(part, keras.Layer):
                 losses += list(getattr(part, "losses", ()))
-        return outputs, losses
+        return losses
 
     def _loss(self, targets: Any, predictions: Any, sample_weight: tf.Tensor | None) -> tf.Tensor:
         if sample_weight is None:

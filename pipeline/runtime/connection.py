@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipeline import native
 from pipeline.communication.horovod_transport import HorovodTransport
 from pipeline.communication.native_transport import NativeTransport
 from pipeline.communication.rendezvous import exchange_over_horovod, shared_secret
 from pipeline.communication.transport import Transport
 from pipeline.errors import UsageError
-from pipeline.runtime.deployment import Place
+from pipeline.runtime.places import Place
 from pipeline.schedules import Schedule
 
 _NAMES = ("auto", "tcp", "horovod")
@@ -32,7 +34,7 @@ def connect(
     """
     if wanted not in _NAMES:
         raise UsageError(f"transport must be one of {', '.join(_NAMES)}, not {wanted!r}")
-    pairs = peer_pairs(schedule, place.num_stages, place.num_replicas)
+    pairs = peer_pairs(schedule, place.mapping.ranks)
     # Rank 0 talks to all, to exchange what all have to know.
     pairs |= {(0, rank) for rank in range(1, size)}
     if wanted == "horovod" or (wanted == "auto" and native.core is None):
@@ -48,10 +50,14 @@ def connect(
     )
 
 
-def peer_pairs(schedule: Schedule, num_stages: int, num_replicas: int) -> set[tuple[int, int]]:
+def peer_pairs(schedule: Schedule, placed: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
     """The pairs of Horovod ranks that a schedule has talk to each other, the lower one first.
 
     Neighbour virtual stages are among them also where they only hand over specs.
+
+    Args:
+        schedule: of each replica.
+        placed: for each replica the rank of each stage.
     """
     lines = {
         (min(rank, action.peer), max(rank, action.peer))
@@ -60,13 +66,13 @@ def peer_pairs(schedule: Schedule, num_stages: int, num_replicas: int) -> set[tu
         if action.peer is not None
     }
     owners = [
-        schedule.placement.rank_and_chunk(stage, num_stages)[0]
+        schedule.placement.rank_and_chunk(stage, schedule.num_stages)[0]
         for stage in range(schedule.num_virtual_stages)
     ]
     lines |= {(min(pair), max(pair)) for pair in zip(owners, owners[1:], strict=False)}
     return {
-        (replica * num_stages + low, replica * num_stages + high)
-        for replica in range(num_replicas)
-        for low, high in lines
-        if low != high
+        (min(ranks[one], ranks[other]), max(ranks[one], ranks[other]))
+        for ranks in placed
+        for one, other in lines
+        if one != other
     }

@@ -25,11 +25,12 @@ from pipeline.communication.process_sets import process_set
 from pipeline.communication.transport import Transport, encode
 from pipeline.errors import ModelError
 from pipeline.runtime.body import StageBody
-from pipeline.runtime.eager_stage import EagerStage
+from pipeline.runtime.eager_stage import CoexecutedStage, EagerStage
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.model import Key, Model, raw
 from pipeline.runtime.optimizer import Group, StateAverage, Updater
 from pipeline.runtime.partition import balanced_cuts, check_cuts, measure_costs, uniform_cuts
+from pipeline.runtime.places import Place
 from pipeline.runtime.stage import FunctionStage, Stage
 from pipeline.runtime.structure import Spec, decode, spec_of
 from pipeline.schedules import Schedule
@@ -62,29 +63,6 @@ class Request:
     partition: str | Sequence[int]
     stage_mode: str
     name: str
-
-
-@dataclass
-class Place:
-    """Where this process is.
-
-    Attributes:
-        rank: Horovod's.
-        stage: the line of the schedule that it runs.
-        replica: which of the pipelines that train side by side.
-        num_stages: p.
-        num_replicas: r.
-    """
-
-    rank: int
-    stage: int
-    replica: int
-    num_stages: int
-    num_replicas: int
-
-    def peer(self, stage: int) -> int:
-        """Horovod's rank of another stage of this replica."""
-        return self.replica * self.num_stages + stage
 
 
 class Deployment:
@@ -231,7 +209,7 @@ class Deployment:
                 users.setdefault(id(weight), set()).add(chunk)
         found: list[int | None] = []
         for weight in self.weights:
-            stages = {rank % self._place.num_stages for rank in self.holders[self.keys[id(weight)]]}
+            stages = set(map(self._place.stage_of, self.holders[self.keys[id(weight)]]))
             alone = len(users[id(weight)]) == len(stages) == 1
             found.append(min(users[id(weight)]) if alone else None)
         return found
@@ -278,15 +256,18 @@ class Deployment:
     def _make_stage(
         self, body: StageBody, accumulators: list[tf.Variable], sends_back: bool
     ) -> Stage:
-        splits = self._request.schedule.splits_backward
+        policy = (
+            self._request.recompute[self._place.stage],
+            self._request.schedule.splits_backward,
+            sends_back,
+        )
         if self._request.stage_mode == "function":
-            recompute = self._request.recompute[self._place.stage]
-            return FunctionStage(body, accumulators, recompute, splits, sends_back)
-        if self._request.stage_mode == "terra":
-            import terra_tf
+            return FunctionStage(body, accumulators, *policy)
+        if self._request.stage_mode == "eager":
+            return EagerStage(body, accumulators, *policy)
+        import terra_tf
 
-            return EagerStage(body, accumulators, splits, sends_back, terra_tf.function)
-        return EagerStage(body, accumulators, splits, sends_back)
+        return CoexecutedStage(body, accumulators, *policy, terra_tf.function)
 
     # --- bringing things together --------------------------------------------------------------
 

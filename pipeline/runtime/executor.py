@@ -118,6 +118,8 @@ class Executor:
         self.transport = transport
         self.peer_of = peer_of
         self.line = schedule.actions[rank]
+        # (chunk, micro-batch) of the stashes that are lent.
+        self.leaving = {(a.chunk, a.microbatch) for a in self.line if a.kind is Kind.EVICT}
 
     def train(
         self,
@@ -244,7 +246,7 @@ class _Run:
             if loss is not None:
                 self.result.loss += size * float(loss)
         if self.training:
-            size = sum(map(tensorflow_internals.nbytes, made.stash))
+            size = made.held_bytes + sum(map(tensorflow_internals.nbytes, made.stash))
             self.result.stash_bytes = max(self.result.stash_bytes, size)
             holding = self.ledger.make(size, begin)
             self.stashes[action.chunk, action.microbatch] = _Stash(made.plan, made.stash, holding)
@@ -264,12 +266,12 @@ class _Run:
         microbatch = action.microbatch
         random = self.executor.stages[action.chunk].body.random
         seeds = tf.constant(random.values(self.data.step, microbatch))
+        leaves = (action.chunk, microbatch) in self.executor.leaving
         if stage < self.last_stage or self.data.targets is None:
-            return MicroBatch(None, None, seeds)
+            return MicroBatch(None, None, seeds, leaves)
         weights = self.data.sample_weights
-        return MicroBatch(
-            self.data.targets[microbatch], weights[microbatch] if weights else None, seeds
-        )
+        weight = weights[microbatch] if weights else None
+        return MicroBatch(self.data.targets[microbatch], weight, seeds, leaves)
 
     def backward(self, action: Action) -> None:
         """B: waits for the gradient of the output and for a stash that was evicted."""

@@ -12,7 +12,7 @@ from pipeline.communication.hub import Hub
 from pipeline.runtime.executor import StepData, StepResult
 
 if TYPE_CHECKING:
-    from pipeline.runtime.deployment import Place
+    from pipeline.runtime.places import Place
 
 
 class Metrics:

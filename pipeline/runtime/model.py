@@ -9,29 +9,20 @@ is the same on every rank and names it in messages and checkpoints.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import random
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from pipeline import tensorflow_internals
 from pipeline.errors import ModelError
+from pipeline.runtime.random_numbers import building_numbers, derived_seed
 from pipeline.runtime.structure import Spec, spec_of
 
 Key = tuple[int, int]
 """A variable's global name: the first item that holds it, and its number among that one's."""
-
-
-def derived_seed(*parts: Any) -> int:
-    """A number below 2**31 that only depends on the parts."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & 0x7FFFFFFF
 
 
 class Item:
@@ -111,17 +102,18 @@ class Item:
         except (TypeError, ValueError):
             return False
 
-    def build(self, spec: Spec, seed: int) -> Spec:
+    def build(self, spec: Spec, seed: int, eagerly: bool = False) -> Spec:
         """Makes its variables, unless they exist, and returns the spec of its output.
 
         Args:
             spec: of its input.
             seed: the pipeline's; with the item's index it determines all initial values.
+            eagerly: whether to run it on zeros, since it may not be fit for a graph.
         """
         if not self.is_built:
             self._seed_initializers(seed)
-        with _seeded(derived_seed("build", seed, self.index)):
-            return output_spec(self, spec)
+        with building_numbers(derived_seed("build", seed, self.index)):
+            return _output_of_zeros(self, spec) if eagerly else output_spec(self, spec)
 
     def _seed_initializers(self, seed: int) -> None:
         """Gives initializers that the user left without a seed one that all ranks agree on."""
@@ -144,21 +136,25 @@ def output_spec(item: Item, spec: Spec) -> Spec:
     def trace(*flat: tf.Tensor) -> None:
         outputs.append(spec_of(item.call(spec.pack(list(flat)), training=True)))
 
-    tf.function(trace, autograph=False).get_concrete_function(*spec.tensor_specs())
+    with tensorflow_internals.inner_functions("inline"):
+        tf.function(trace, autograph=False).get_concrete_function(*spec.tensor_specs())
     return outputs[-1]
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seeds Python's and NumPy's random numbers inside, as layers that build others draw them."""
-    python, array = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
+def _output_of_zeros(item: Item, spec: Spec) -> Spec:
+    """What the item returns for one sample of zeros, as Python; its states stay as they are."""
+    zeros = [
+        tf.zeros([1 if size is None else size for size in part.shape], part.dtype)
+        for part in spec.tensor_specs()
+    ]
+    states = [raw(variable) for variable in item.variables(False)] if item.is_built else []
+    before = [tf.identity(state) for state in states]
     try:
-        yield
+        # Not as in training, so that an item which is built here starts with its initial states.
+        return spec_of(item.call(spec.pack(zeros), training=False))
     finally:
-        random.setstate(python)
-        np.random.set_state(array)
+        for state, value in zip(states, before, strict=True):
+            state.assign(value)
 
 
 def _is_holder(thing: Any) -> bool:
@@ -200,13 +196,14 @@ class Model:
     Args:
         layers: the user's list, or a `Sequential`.
         seed: the pipeline's seed.
+        eager: whether items run as Python, and so need not be fit for a graph.
 
     Raises:
         TypeError: if it is no list, or an entry is not callable.
         ValueError: if there is none.
     """
 
-    def __init__(self, layers: Any, seed: int) -> None:
+    def __init__(self, layers: Any, seed: int, eager: bool = False) -> None:
         if isinstance(layers, keras.Model) and not isinstance(layers, keras.Sequential):
             raise TypeError(
                 f"the model is a {type(layers).__name__}, whose layers need not follow each other; "
@@ -216,6 +213,7 @@ class Model:
         if not entries:
             raise ValueError("the model has no layers")
         self.seed = seed
+        self.eager = eager
         self.items = [Item(index, layer) for index, layer in enumerate(entries)]
         self._find_dependencies()
 
@@ -245,9 +243,9 @@ class Model:
         for item in self.items[begin:end]:
             for other in item.dependencies:
                 if other < begin and not self.items[other].is_built:
-                    self.items[other].build(specs[other], self.seed)
+                    self.items[other].build(specs[other], self.seed, self.eager)
             try:
-                after = item.build(specs[item.index], self.seed)
+                after = item.build(specs[item.index], self.seed, self.eager)
                 specs[item.index + 1 :] = [after, *specs[item.index + 2 :]]
             except Exception as error:
                 raise ModelError(
@@ -278,41 +276,3 @@ class Model:
 def raw(variable: Any) -> tf.Variable:
     """The `tf.Variable` behind a variable of Keras 3; other variables are returned as they are."""
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-class RandomStates:
-    """The states of the random numbers that some items draw, set anew for every micro-batch.
-
-    A mask then depends on the pipeline's seed, the item's index, the layer's own seed, the step and
-    the micro-batch, and on nothing that differs between schedules, partitions or runs.
-    """
-
-    def __init__(self, items: Sequence[Item], seed: int) -> None:
-        # For each state: the item, the variable and what it is derived from.
-        self.states: list[tuple[Item, keras.Variable, tuple[Any, ...]]] = []
-        for item in items:
-            number = 0
-            for layer in item.keras_layers():
-                for generator in tensorflow_internals.seed_generators(layer):
-                    own = tensorflow_internals.own_seed(generator)
-                    origin = (seed, item.index, number, own)
-                    self.states.append((item, generator.state, origin))
-                    number += 1
-            shared = tensorflow_internals.global_seed_state()
-            self.states.append((item, shared, (seed, item.index, "global")))
-
-    def values(self, step: int, microbatch: int) -> np.ndarray:
-        """The states for a micro-batch: uint32, one row of two for each of `states`."""
-        rows = [
-            hashlib.blake2b(repr((*origin, step, microbatch)).encode(), digest_size=8).digest()
-            for _, _, origin in self.states
-        ]
-        return np.frombuffer(b"".join(rows), np.uint32).reshape(-1, 2)
-
-    def mapping(self, item: Item, values: tf.Tensor) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """The item's states with their values, as `keras.StatelessScope` takes them."""
-        return [
-            (variable, values[row])
-            for row, (other, variable, _) in enumerate(self.states)
-            if other is item
-        ]

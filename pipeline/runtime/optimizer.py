@@ -119,8 +119,10 @@ class Updater:
                 self._reductions.setdefault(chunk, []).append(reduction)
         self._running: list[tuple[threading.Thread, list[BaseException]]] = []
         self._variables = self._as_optimizer_takes_them()
-        if self.weights:
+        if self.weights and hasattr(optimizer, "build"):
             optimizer.build(self._variables)
+        elif self.weights:
+            tensorflow_internals.make_legacy_slots(optimizer, self._variables)
         self.slots = OptimizerSlots(optimizer, self.weights)
         self._updates: dict[tuple[bool, ...], Callable[..., None]] = {}
 
@@ -223,7 +225,6 @@ class Updater:
     def _make_update(self, used: Sequence[bool]) -> Callable[..., None]:
         chosen = [number for number, is_used in enumerate(used) if is_used]
 
-        @tf.function(autograph=False)
         def update(factor: tf.Tensor, multiply: tf.Tensor) -> None:
             gradients = []
             for number in chosen:
@@ -241,6 +242,14 @@ class Updater:
                 for accumulator in self.accumulators:
                     accumulator.assign(tf.zeros_like(accumulator))
 
+        numbers = _python_numbers(self.optimizer)
+        compiled = tf.function(update, autograph=False).get_concrete_function(
+            tf.TensorSpec([], tf.float64), tf.TensorSpec([], tf.bool)
+        )
+        if _python_numbers(self.optimizer) == numbers:
+            return compiled
+        # It counts in Python (Nadam of tf_keras does), which a graph would not.
+        vars(self.optimizer).update(numbers)
         return update
 
     def _as_optimizer_takes_them(self) -> list[Any]:
@@ -252,6 +261,11 @@ class Updater:
             else tensorflow_internals.as_keras_variable(weight)
             for weight in self.weights
         ]
+
+
+def _python_numbers(optimizer: Any) -> dict[str, float]:
+    """The optimizer's attributes that are plain numbers."""
+    return {name: value for name, value in vars(optimizer).items() if type(value) in (int, float)}
 
 
 class _Reduction:

@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from pipeline.runtime.model import raw
+
 
 class OptimizerSlots:
     """What an optimizer keeps, by weight and by name.
@@ -23,6 +25,11 @@ class OptimizerSlots:
         self._number = {id(weight): number for number, weight in enumerate(weights)}
         self._slots: dict[str, list[Any]] = {}
         self._shared: dict[str, Any] = {}
+        if hasattr(optimizer, "get_slot_names"):  # of tf_keras.optimizers.legacy
+            for name in optimizer.get_slot_names() if weights else ():
+                self._slots[name] = [optimizer.get_slot(raw(weight), name) for weight in weights]
+            self._shared = {"iterations": optimizer.iterations} if weights else {}
+            return
         inner = getattr(optimizer, "inner_optimizer", None)
         for prefix, part in (("", optimizer), ("inner_", inner)):
             if part is not None and weights:

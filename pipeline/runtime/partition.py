@@ -96,14 +96,14 @@ def measure_costs(model: Model, inputs: Any, by_time: bool) -> list[float]:
     for item in model.items:
         probe = item if item.is_built else _copy(item)
         try:
-            next_spec = probe.build(spec, model.seed)
+            next_spec = probe.build(spec, model.seed, model.eager)
         except Exception as error:
             raise ModelError(
                 f"entry {item.index} of the model, {item.name}, cannot be built for the input "
                 f"{spec.describe()}: {error}"
             ) from error
         if by_time:
-            seconds, flowing = _measure(probe, flowing)
+            seconds, flowing = _measure(probe, flowing, model.eager)
             costs.append(seconds)
         else:
             weights = [w for w in probe.variables(True) if id(w) not in seen]
@@ -127,10 +127,9 @@ def _copy(item: Item) -> Item:
         return item
 
 
-def _measure(item: Item, inputs: Any) -> tuple[float, Any]:
+def _measure(item: Item, inputs: Any, eager: bool) -> tuple[float, Any]:
     """Seconds of one forward and backward pass, and the output."""
 
-    @tf.function(autograph=False)
     def step(inputs: Any) -> tuple[Any, list[tf.Tensor]]:
         sources = [t for t in flatten(inputs) if t.dtype.is_floating]
         sources += [raw(weight) for weight in item.variables(True)]
@@ -142,10 +141,11 @@ def _measure(item: Item, inputs: Any) -> tuple[float, Any]:
         found = tape.gradient(ends, sources) if ends and sources else []
         return outputs, [tf.reduce_sum(tf.convert_to_tensor(g)) for g in found if g is not None]
 
-    outputs, _ = step(inputs)
+    run = step if eager else tf.function(step, autograph=False)
+    outputs, _ = run(inputs)
     times = []
     for _ in range(_REPEATS):
         begin = time.perf_counter()
-        step(inputs)
+        run(inputs)
         times.append(time.perf_counter() - begin)
     return min(times), outputs

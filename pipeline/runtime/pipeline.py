@@ -16,12 +16,14 @@ from pipeline.communication.hub import Hub
 from pipeline.communication.transport import Transport
 from pipeline.errors import CommunicationError, PipelineError, UsageError
 from pipeline.runtime.batches import check_batch, num_samples, sizes_of, split
+from pipeline.runtime.coexecution import plainly
 from pipeline.runtime.connection import connect
-from pipeline.runtime.deployment import Deployment, Place, Request
+from pipeline.runtime.deployment import Deployment, Request
 from pipeline.runtime.executor import StepData, StepResult
 from pipeline.runtime.metrics import Metrics
 from pipeline.runtime.model import Model
 from pipeline.runtime.optimizer import check_optimizer
+from pipeline.runtime.places import Place, find_nodes, place_stages
 from pipeline.runtime.report import Report
 from pipeline.runtime.settings import make_schedule, recompute_flags
 from pipeline.runtime.structure import flatten
@@ -68,7 +70,8 @@ class Pipeline:
 
     Attributes:
         stage: the stage of this rank.
-        replica: the replica that this rank belongs to.
+        replica: the replica that this rank belongs to, `hvd.rank() // num_stages`.
+        mapping: the rank and node of every stage; BPipe's partners share a node where they can.
         schedule: the `Schedule`.
         steps: the calls of `train_step` so far.
     """
@@ -119,11 +122,12 @@ class Pipeline:
                 f"the job has {size} ranks, which {num_stages} stages do not divide; start it with "
                 f"a multiple of {num_stages}: horovodrun -np {num_stages} ..."
             )
-        self.stage, self.replica = rank % num_stages, rank // num_stages
+        self.mapping = place_stages(self.schedule, find_nodes(size))
+        self._place = Place(rank, self.mapping)
+        self.stage, self.replica = self._place.stage, self._place.replica
         self.steps = 0
-        self._place = Place(rank, self.stage, self.replica, num_stages, size // num_stages)
         self._request = Request(
-            Model(layers, seed),
+            Model(layers, seed, eager=stage_mode != "function"),
             loss,
             optimizer,
             self.schedule,
@@ -148,6 +152,33 @@ class Pipeline:
         self._transports: list[str] = []
         self._cpu_seconds = 0.0
         self._latest = StepResult()
+
+    @classmethod
+    def from_plan(
+        cls,
+        plan: Any,
+        layers: Any = None,
+        *,
+        loss: Callable[..., Any] | None = None,
+        optimizer: Any = None,
+        **options: Any,
+    ) -> Pipeline:
+        """A pipeline as `pipeline.planning.plan` planned it.
+
+        Args:
+            plan: a `Plan`, or the path of one that was saved.
+            layers: the model that was planned for; by default the plan's own, unless it is of a
+                file. `loss` and `optimizer` likewise.
+            loss: as for `Pipeline`.
+            optimizer: as for `Pipeline`.
+            **options: arguments of `Pipeline` that a plan does not decide.
+
+        Raises:
+            ValueError: if the plan is for another number of ranks, or has no model.
+        """
+        from pipeline.planning.deployment import arguments_of
+
+        return cls(**arguments_of(plan, layers, loss, optimizer), **options)
 
     # --- training ------------------------------------------------------------------------------
 
@@ -342,7 +373,7 @@ class Pipeline:
         from pipeline.runtime.timeline import record
 
         with self._together("timeline"):
-            return record(self.schedule, self._place.num_replicas, self._hub, self._latest)
+            return record(self.schedule, self.mapping.ranks, self._hub, self._latest)
 
     @property
     def num_traces(self) -> int:
@@ -431,7 +462,7 @@ class Pipeline:
         if self._broken:
             raise PipelineError(f"this pipeline cannot go on: {self._broken}")
         try:
-            with tensorflow_internals.exact_graphs():
+            with tensorflow_internals.exact_graphs(), plainly(self._request.stage_mode):
                 yield
         except UsageError:
             raise

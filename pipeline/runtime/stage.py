@@ -25,11 +25,13 @@ class MicroBatch:
         targets: y, on the last stage, else None.
         sample_weight: on the last stage, if given.
         seeds: of `RandomStates.values`.
+        leaves: whether the schedule lends its stash to another rank.
     """
 
     targets: Any
     sample_weight: tf.Tensor | None
     seeds: tf.Tensor
+    leaves: bool = False
 
     def flat(self, inputs: Sequence[tf.Tensor]) -> Tensors:
         """The inputs and all that is here, in the order in which traces take them."""
@@ -47,6 +49,7 @@ class Forward:
         layer_losses: the sum of what layers add, or None.
         stash: what the backward pass needs and may be sent elsewhere.
         plan: what it needs besides, which stays here.
+        held_bytes: bytes of tensors in the plan, where the stash cannot be taken out of it.
     """
 
     outputs: Tensors
@@ -54,6 +57,7 @@ class Forward:
     layer_losses: tf.Tensor | None
     stash: Tensors
     plan: Any
+    held_bytes: int = 0
 
 
 class Stage(Protocol):

@@ -6,6 +6,8 @@ laid side by side. Times are those of the hosts' monotonic clocks: between hosts
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipeline.communication.hub import Hub
 from pipeline.runtime.executor import StepResult
 from pipeline.schedules import Action, Schedule
@@ -15,13 +17,13 @@ from pipeline.simulation.result import Computation, Transfer
 
 
 def record(
-    schedule: Schedule, num_replicas: int, hub: Hub, result: StepResult
+    schedule: Schedule, placed: Sequence[Sequence[int]], hub: Hub, result: StepResult
 ) -> Simulation | None:
-    """The step's course on rank 0, with the replicas' ranks one after the other; None elsewhere.
+    """The step's course on rank 0, with the replicas' stages one after the other; None elsewhere.
 
     Args:
         schedule: of each replica.
-        num_replicas: the number of replicas.
+        placed: for each replica the rank of each stage.
         hub: of all ranks, which call this together.
         result: of this rank.
     """
@@ -29,7 +31,8 @@ def record(
     rows = hub.gather([kept, result.exposed, result.stash_bytes], "the timeline")
     if not hub.is_root:
         return None
-    whole = side_by_side(schedule, num_replicas)
+    rows = [rows[rank] for ranks in placed for rank in ranks]
+    whole = side_by_side(schedule, len(placed))
     first = min((event[2] for events, _, _ in rows for event in events), default=0)
     computations, transfers = [], []
     for rank, (events, _, _) in enumerate(rows):

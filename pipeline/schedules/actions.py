@@ -10,7 +10,7 @@ what each action means for whoever executes, checks or simulates a line.
     boundary    = ( "SEND_F" | "SEND_B" ) name ">" rank | ( "RECV_F" | "RECV_B" ) name "<" rank
     stash       = ( "EVICT" | "RETURN" ) name ">" rank | ( "LOAD" | "ACCEPT" ) name "<" rank
     name        = microbatch [ "." chunk ]
-    rank, microbatch, chunk = decimal number
+    rank, microbatch, chunk = decimal number of up to nine digits
 
 Actions are separated by blanks; blank lines and what follows a `#` are ignored. `F3.1` is the
 forward pass of micro-batch 3 through the rank's model chunk 1; chunk 0 is not written. The chunk
@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 from pipeline.errors import ScheduleError
@@ -76,8 +77,8 @@ STASH_TRANSFERS = frozenset(STASH) | frozenset(STASH.values())
 
 _PATTERN = re.compile(
     r"(?:(?P<compute>[FBW])|(?P<send>SEND_[FB]|EVICT|RETURN)|(?P<receive>RECV_[FB]|LOAD|ACCEPT))"
-    r"(?P<microbatch>\d+)(?:\.(?P<chunk>\d+))?"
-    r"(?P<peer>(?(send)>\d+|(?(receive)<\d+)))"
+    r"(?P<microbatch>\d{1,9})(?:\.(?P<chunk>\d{1,9}))?"
+    r"(?P<peer>(?(send)>\d{1,9}|(?(receive)<\d{1,9})))"
 )
 
 
@@ -118,3 +119,8 @@ class Action(NamedTuple):
         kind = Kind(match["compute"] or match["send"] or match["receive"])
         peer = int(match["peer"][1:]) if match["peer"] else None
         return cls(kind, int(match["microbatch"]), int(match["chunk"] or 0), peer)
+
+
+# Makes an action of a tuple of its four fields; in the loops that make hundreds of thousands, much
+# faster than `Action(...)`.
+action_of = partial(tuple.__new__, Action)

@@ -6,11 +6,14 @@ complete, every send therefore has exactly one receive of the same tag.
 
 from __future__ import annotations
 
+import numpy as np
+
 from pipeline.errors import ScheduleError
-from pipeline.schedules.actions import BOUNDARY, COUNTERPART, STASH_TRANSFERS, Action, Kind
+from pipeline.schedules.actions import BOUNDARY, COUNTERPART, Action, Kind
 from pipeline.schedules.faults import Place, fault
 from pipeline.schedules.line_index import MISSING, LineIndex, Row
 from pipeline.schedules.schedule import Schedule
+from pipeline.schedules.table import CODES
 
 _BOUNDARY_KINDS = frozenset(BOUNDARY) | frozenset(BOUNDARY.values())
 
@@ -38,7 +41,7 @@ class LineCheck:
             self._check_dependencies(chunk, Kind.BACKWARD, 1)
         for key, row in self.index.rows.items():
             if key[0] in _BOUNDARY_KINDS and key not in self.expected:
-                position = next(position for position in row if position != MISSING)
+                position = int(row[row != MISSING][0])
                 raise self._fault(
                     "unexpected-message",
                     "by the placement of the model's parts, nothing passes here between these two "
@@ -54,9 +57,9 @@ class LineCheck:
         """Every micro-batch has its forward, then its backward, then its weight gradient."""
         forwards = self.index.row(Kind.FORWARD, chunk)
         backwards = self.index.row(Kind.BACKWARD, chunk)
-        for microbatch, (forward, backward) in enumerate(zip(forwards, backwards, strict=True)):
-            if 0 <= forward < backward:
-                continue
+        microbatch = _first((forwards < 0) | (forwards >= backwards))
+        if microbatch is not None:
+            forward, backward = int(forwards[microbatch]), int(backwards[microbatch])
             name = str(Action(Kind.FORWARD, microbatch, chunk))
             if forward == MISSING:
                 position = self._first_without_forward(microbatch, backward)
@@ -67,16 +70,17 @@ class LineCheck:
         if not self.schedule.splits_backward:
             return
         weights = self.index.row(Kind.WEIGHT, chunk)
-        for microbatch, (backward, weight) in enumerate(zip(backwards, weights, strict=True)):
+        microbatch = _first(weights < backwards)
+        if microbatch is not None:
             name = str(Action(Kind.BACKWARD, microbatch, chunk))
+            weight = int(weights[microbatch])
             if weight == MISSING:
                 raise self._fault(
                     "missing-weight",
                     f"{name} has no weight gradient, though others have; add its W",
-                    backward,
+                    int(backwards[microbatch]),
                 )
-            if weight < backward:
-                raise self._fault("weight-first", f"the weight gradient is before {name}", weight)
+            raise self._fault("weight-first", f"the weight gradient is before {name}", weight)
 
     def _first_without_forward(self, microbatch: int, backward: int) -> int:
         """The place to show: the backward, else whatever names a micro-batch that late."""
@@ -124,15 +128,16 @@ class LineCheck:
 
     def _check_order(self, code: str, needed: Row, users: Row, example: Action) -> None:
         """What is needed comes first; `example` is what it is called for micro-batch 0."""
-        for microbatch, (need, user) in enumerate(zip(needed, users, strict=True)):
-            if not 0 <= need < user:
-                name = example._replace(microbatch=microbatch)
-                raise self._fault(code, f"{self.line[user]} needs {name} before it", user)
+        microbatch = _first((needed < 0) | (needed >= users))
+        if microbatch is not None:
+            user = int(users[microbatch])
+            name = example._replace(microbatch=microbatch)
+            raise self._fault(code, f"{self.line[user]} needs {name} before it", user)
 
     def _check_sent(self, computed: Row, sent: Row, example: Action) -> None:
-        for microbatch, (made, send) in enumerate(zip(computed, sent, strict=True)):
-            if made < send:
-                continue
+        microbatch = _first(computed >= sent)
+        if microbatch is not None:
+            made, send = int(computed[microbatch]), int(sent[microbatch])
             name = example._replace(microbatch=microbatch)
             if send == MISSING:
                 raise self._fault("not-sent", f"what {self.line[made]} makes needs {name}", made)
@@ -151,11 +156,13 @@ class LineCheck:
         backwards = self.index.row(Kind.BACKWARD, chunk)
         evictions = self.index.row(Kind.EVICT, chunk, peer)
         loads = self.index.row(Kind.LOAD, chunk, peer)
-        for forward, evict, load, backward in zip(
-            forwards, evictions, loads, backwards, strict=True
-        ):
-            if evict == load == MISSING or 0 <= forward < evict < load < backward:
-                continue
+        moved = (evictions != MISSING) | (loads != MISSING)
+        in_order = (forwards < evictions) & (evictions < loads) & (loads < backwards)
+        wrong = _first(moved & ~in_order)
+        if wrong is not None:
+            forward, evict, load, backward = (
+                int(row[wrong]) for row in (forwards, evictions, loads, backwards)
+            )
             if evict == MISSING:
                 raise self._fault("load-without-evict", "this stash is not away", load)
             if evict < forward:
@@ -176,20 +183,27 @@ class LineCheck:
         for (kind, other_chunk, other_peer), others in self.index.rows.items():
             if kind is not Kind.EVICT or other_chunk != chunk or other_peer == peer:
                 continue
-            for one, other in zip(evictions, others, strict=True):
-                if one != MISSING and other != MISSING:
-                    text = "this stash is evicted twice"
-                    raise self._fault("evicted-twice", text, max(one, other))
+            twice = _first((evictions != MISSING) & (others != MISSING))
+            if twice is not None:
+                position = int(max(evictions[twice], others[twice]))
+                raise self._fault("evicted-twice", "this stash is evicted twice", position)
 
     def _check_accepted(self, chunk: int, peer: int | None) -> None:
         accepted = self.index.row(Kind.ACCEPT, chunk, peer)
         returned = self.index.row(Kind.RETURN, chunk, peer)
-        for accept, give_back in zip(accepted, returned, strict=True):
-            if accept == give_back == MISSING or 0 <= accept < give_back:
-                continue
+        there = (accepted != MISSING) | (returned != MISSING)
+        wrong = _first(there & ((accepted < 0) | (accepted >= returned)))
+        if wrong is not None:
+            accept, give_back = int(accepted[wrong]), int(returned[wrong])
             if give_back == MISSING:
                 raise self._fault("missing-return", "this stash is never returned", accept)
             raise self._fault("return-without-accept", "this stash is not here yet", give_back)
+
+
+def _first(wrong: np.ndarray) -> int | None:
+    """The first micro-batch where something is wrong."""
+    at = int(wrong.argmax()) if len(wrong) else 0
+    return at if len(wrong) and wrong[at] else None
 
 
 def check_microbatches(schedule: Schedule) -> None:
@@ -198,30 +212,33 @@ def check_microbatches(schedule: Schedule) -> None:
     Raises:
         ScheduleError: at a micro-batch that most lines do not have, or that leaves a gap below it.
     """
-    # Micro-batch → the first place of its forward in each line that has one.
-    places: list[dict[int, Place]] = [{} for _ in range(schedule.num_microbatches)]
-    for rank, line in enumerate(schedule.actions):
-        for position, action in enumerate(line):
-            if action.kind is Kind.FORWARD:
-                places[action.microbatch].setdefault(rank, Place(rank, position))
-    if not any(places):
+    table = schedule.table
+    forwards = np.flatnonzero(table.kind == CODES[Kind.FORWARD])
+    if not len(forwards):
         raise fault(schedule, "empty", "no line has a forward", Place(0, 0))
-    for microbatch, having in enumerate(places):
-        if 2 * len(having) > schedule.num_stages:
-            continue  # a line without it will be found by its own check
-        if having:
-            text = f"most lines have no forward of micro-batch {microbatch}"
-        else:
-            text = f"no line has a forward of micro-batch {microbatch}"
-            having = next(later for later in reversed(places) if later)
-        place = next(iter(having.values()))
-        raise fault(
-            schedule,
-            "odd-microbatch",
-            f"{schedule.actions[place.rank][place.position]} is there, but {text}; micro-batches "
-            "count from 0 without gaps, and pass all stages",
-            place,
-        )
+    ranks, microbatches = table.rank[forwards], table.microbatch[forwards]
+    # More cannot be there without a gap.
+    size = min(schedule.num_microbatches, len(forwards) + 1)
+    small = microbatches < size
+    having = np.zeros((schedule.num_stages, size), bool)
+    having[ranks[small], microbatches[small]] = True
+    lines = having.sum(axis=0)
+    odd = _first(2 * lines <= schedule.num_stages)
+    if odd is None:
+        return  # a line without some of them will be found by its own check
+    if lines[odd]:
+        text, shown = f"most lines have no forward of micro-batch {odd}", odd
+    else:
+        text, shown = f"no line has a forward of micro-batch {odd}", int(microbatches.max())
+    at = int(forwards[microbatches == shown][0])
+    place = Place(int(table.rank[at]), table.position(at))
+    raise fault(
+        schedule,
+        "odd-microbatch",
+        f"{schedule.actions[place.rank][place.position]} is there, but {text}; micro-batches "
+        "count from 0 without gaps, and pass all stages",
+        place,
+    )
 
 
 def check_pairs(schedule: Schedule) -> None:
@@ -232,10 +249,13 @@ def check_pairs(schedule: Schedule) -> None:
     """
     # (rank, its partner) → positions of their transfers in the rank's line.
     transfers: dict[tuple[int, int], list[int]] = {}
-    for rank, line in enumerate(schedule.actions):
-        for position, action in enumerate(line):
-            if action.kind in STASH_TRANSFERS and action.peer is not None:
-                transfers.setdefault((rank, action.peer), []).append(position)
+    table = schedule.table
+    moves = np.flatnonzero(table.moves_stashes)
+    positions = moves - table.starts[table.rank[moves]]
+    for rank, peer, position in zip(
+        table.rank[moves].tolist(), table.peer[moves].tolist(), positions.tolist(), strict=True
+    ):
+        transfers.setdefault((rank, peer), []).append(position)
     for (rank, peer), ours in transfers.items():
         theirs = transfers.get((peer, rank), [])
         wanted = [_counterpart(schedule.actions[rank][position], rank) for position in ours]

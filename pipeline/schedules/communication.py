@@ -6,9 +6,12 @@ another rank is asked for one computation ahead, so that the transfer can hide b
 
 from __future__ import annotations
 
-from pipeline.schedules.actions import Action, Kind
+from pipeline.schedules.actions import Action, Kind, action_of
 from pipeline.schedules.order import Lines
 from pipeline.schedules.placement import Placement
+
+_SEND_FORWARD, _RECV_FORWARD = Kind.SEND_FORWARD, Kind.RECV_FORWARD
+_SEND_BACKWARD, _RECV_BACKWARD = Kind.SEND_BACKWARD, Kind.RECV_BACKWARD
 
 
 def add_communication(order: Lines, placement: Placement, num_chunks: int) -> Lines:
@@ -44,30 +47,22 @@ def _neighbours(rank: int, placement: Placement, num_stages: int, num_chunks: in
 
 
 def _with_messages(line: list[Action], neighbours: _Neighbours) -> list[Action]:
+    # For each computation: what it needs, and what it hands on.
     receives: list[Action | None] = []
     sends: list[Action | None] = []
     for kind, microbatch, chunk, _ in line:
         before, after = neighbours[chunk]
-        receive = send = None
         if kind is Kind.FORWARD:
-            if before is not None:
-                receive = Action(Kind.RECV_FORWARD, microbatch, chunk, before)
-            if after is not None:
-                send = Action(Kind.SEND_FORWARD, microbatch, chunk, after)
+            source, target, receive, send = before, after, _RECV_FORWARD, _SEND_FORWARD
         elif kind is Kind.BACKWARD:
-            if after is not None:
-                receive = Action(Kind.RECV_BACKWARD, microbatch, chunk, after)
-            if before is not None:
-                send = Action(Kind.SEND_BACKWARD, microbatch, chunk, before)
-        receives.append(receive)
-        sends.append(send)
+            source, target, receive, send = after, before, _RECV_BACKWARD, _SEND_BACKWARD
+        else:
+            source = target = None
+        receives.append(None if source is None else action_of((receive, microbatch, chunk, source)))
+        sends.append(None if target is None else action_of((send, microbatch, chunk, target)))
     # Two computations from now: its receive is posted before the next one.
     ahead = [*receives[2:], None, None]
-    actions = [receive for receive in receives[:2] if receive]
-    for compute, send, receive in zip(line, sends, ahead, strict=True):
-        actions.append(compute)
-        if send:
-            actions.append(send)
-        if receive:
-            actions.append(receive)
-    return actions
+    actions = [receive for receive in receives[:2] if receive is not None]
+    for triple in zip(line, sends, ahead, strict=False):
+        actions += triple
+    return list(filter(None, actions))

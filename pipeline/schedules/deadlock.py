@@ -10,23 +10,32 @@ In both, a computation starts only when every `SEND` before it is done. That is 
 rules in `schedules.actions`, by which sends wait for nothing, so a schedule that passes runs there,
 too. Both at once, in-order messages without any buffer, is tried first; it implies either. Stash
 transfers have memory of their own at both ends and go by those rules.
+
+A rank posts what stands before a computation when it comes to that. An action is posted once its
+rank has done all computations before it, so every wait is a computation of one rank that needs so
+many of another rank's computations to be done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
 from pipeline.errors import ScheduleError
-from pipeline.schedules.actions import BOUNDARY, COMPUTE, STASH_TRANSFERS, Kind
+from pipeline.schedules.actions import BOUNDARY, COMPUTE, Kind
 from pipeline.schedules.faults import Place, fault
 from pipeline.schedules.line_index import LineIndex
 from pipeline.schedules.schedule import Schedule
+from pipeline.schedules.table import KINDS
 
-# For each computation of a line, by its position: what must have been posted before it can start,
-# as (rank, position).
-Waits = dict[int, list[tuple[int, int]]]
+# Of a rank, in order: (number of the waiting computation, the other rank, how many of its
+# computations have to be done).
+Waits = list[tuple[int, int, int]]
+# The rank times the number of ranks plus the other rank; the numbers of waiting computations; what
+# they need.
+_Pieces = list[tuple[int, np.ndarray, np.ndarray]]
 
 
 class Transport(NamedTuple):
@@ -58,22 +67,24 @@ def check_progress(schedule: Schedule, indexes: Sequence[LineIndex]) -> None:
     Raises:
         ScheduleError: with an arrow at each computation of the circle of waits.
     """
-    messages = list(_messages(schedule, indexes))
-    if not _circle_of_waits(_waits(schedule, messages, STRICTEST)):
+    channels = _channels(schedule, indexes)
+    stashes = list(_stash_waits(schedule))
+    if not _circle_of_waits(schedule, _waits(schedule, channels, stashes, STRICTEST)):
         return
     for transport in (RENDEZVOUS, BOUNDED):
-        circle = _circle_of_waits(_waits(schedule, messages, transport))
+        circle = _circle_of_waits(schedule, _waits(schedule, channels, stashes, transport))
         if circle:
             raise _deadlock(schedule, transport, circle)
 
 
-# A boundary message: sender, position of the send, receiver, positions of the receive and of the
-# computation that needs it. A plain tuple, for there are many.
-_Message = tuple[int, int, int, int, int]
+# (sender, receiver) → positions of sends, of their receives and of the computations that need
+# these, sorted by the first.
+_Channels = dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
-def _messages(schedule: Schedule, indexes: Sequence[LineIndex]) -> Iterator[_Message]:
+def _channels(schedule: Schedule, indexes: Sequence[LineIndex]) -> _Channels:
     place, num_stages = schedule.placement.rank_and_chunk, schedule.num_stages
+    parts: dict[tuple[int, int], list[tuple[np.ndarray, ...]]] = {}
     for index in indexes:
         for (kind, chunk, _), sends in index.rows.items():
             if kind not in BOUNDARY:
@@ -83,47 +94,76 @@ def _messages(schedule: Schedule, indexes: Sequence[LineIndex]) -> Iterator[_Mes
             receiver, receiving_chunk = place(stage, num_stages)
             receives = indexes[receiver].row(BOUNDARY[kind], receiving_chunk, index.rank)
             users = indexes[receiver].row(used_by, receiving_chunk)
-            for send, receive, user in zip(sends, receives, users, strict=True):
-                yield index.rank, send, receiver, receive, user
+            parts.setdefault((index.rank, receiver), []).append((sends, receives, users))
+    channels: _Channels = {}
+    for ends, found in parts.items():
+        sends, receives, users = (np.concatenate(column) for column in zip(*found, strict=True))
+        order = np.argsort(sends)
+        channels[ends] = sends[order], receives[order], users[order]
+    return channels
 
 
-def _waits(schedule: Schedule, messages: list[_Message], transport: Transport) -> list[Waits]:
+def _waits(
+    schedule: Schedule,
+    channels: _Channels,
+    stashes: Sequence[tuple[int, int, int, int]],
+    transport: Transport,
+) -> list[Waits]:
     """What each computation of each line waits for, under a transport."""
-    waits: list[Waits] = []
-    following: list[list[int]] = []  # rank → position → the computation from there on
-    for line in schedule.actions:
-        computations = [at for at, action in enumerate(line) if action.kind in COMPUTE]
-        waits.append({position: [] for position in computations})
-        following.append(_following(len(line), computations))
+    table = schedule.table
+    before = [table.before[table.line(rank)] for rank in range(schedule.num_stages)]
+    pieces: _Pieces = []
 
-    channels: dict[tuple[int, int], list[_Message]] = {}
-    for message in messages:
-        channels.setdefault((message[0], message[2]), []).append(message)
-    for (sender, receiver), channel in channels.items():
-        channel.sort()
-        asked = [receive for _, _, _, receive, _ in channel]
+    def wait(rank: int, computations: np.ndarray, other: int, posted: np.ndarray) -> None:
+        """Has computations wait until actions at these positions of the other rank are posted."""
+        pieces.append((rank * schedule.num_stages + other, computations, before[other][posted]))
+
+    for (sender, receiver), (sends, receives, users) in channels.items():
+        asked = receives
+        needing = before[receiver][users]
         if transport.in_order:  # a message arrives only after all that were sent before it
-            asked = list(accumulate(asked, max))
-        for number, (_, send, _, receive, user) in enumerate(channel):
-            waits[receiver][user].append((sender, send))
-            if asked[number] > receive:
-                waits[receiver][user].append((receiver, asked[number]))
-            if number >= transport.buffered:
-                computation = following[sender][send]
-                if computation in waits[sender]:
-                    freed_by = asked[number - transport.buffered]
-                    waits[sender][computation].append((receiver, freed_by))
-    for rank, user, peer, posted in _stash_waits(schedule):
-        waits[rank][user].append((peer, posted))
-    return waits
+            asked = np.maximum.accumulate(receives)
+            late = asked > receives
+            if late.any():
+                wait(receiver, needing[late], receiver, asked[late])
+        wait(receiver, needing, sender, sends)
+        # The computation after a send waits for the receive that makes room for it.
+        later = len(asked) - transport.buffered
+        wait(sender, before[sender][sends[transport.buffered :]], receiver, asked[: max(0, later)])
+    for rank, user, peer, posted in stashes:
+        wait(rank, before[rank][[user]], peer, np.array([posted]))
+    return _in_order(pieces, _num_computations(schedule))
 
 
-def _following(length: int, computations: list[int]) -> list[int]:
-    """For each position, the first computation from there on; `length` if there is none."""
-    following = []
-    for computation in computations:
-        following += [computation] * (computation + 1 - len(following))
-    return following + [length] * (length - len(following))
+def _num_computations(schedule: Schedule) -> list[int]:
+    table = schedule.table
+    return [int(table.computes[table.line(rank)].sum()) for rank in range(schedule.num_stages)]
+
+
+def _in_order(pieces: _Pieces, num_computations: list[int]) -> list[Waits]:
+    """The waits of each rank in order, without those that an earlier one implies."""
+    num_ranks = len(num_computations)
+    if not pieces:
+        return [[] for _ in range(num_ranks)]
+    lengths = [len(computations) for _, computations, _ in pieces]
+    pairs = np.repeat([pair for pair, _, _ in pieces], lengths).astype(np.int64)
+    computations = np.concatenate([piece for _, piece, _ in pieces])
+    needs = np.concatenate([piece for _, _, piece in pieces])
+    # By rank and other rank, then in order; what is needed may not be less than before.
+    beyond = max(num_computations) + 1
+    order = np.argsort(pairs * beyond + computations, kind="stable")
+    pairs, computations, needs = pairs[order], computations[order], needs[order]
+    ranks, others = np.divmod(pairs, num_ranks)
+    most = np.maximum.accumulate(pairs * beyond + needs)
+    new = needs > 0
+    new[1:] &= most[1:] > most[:-1]
+    new &= computations < np.asarray(num_computations)[ranks]
+    new &= (ranks != others) | (needs > computations)
+    ranks, rows = ranks[new], np.stack([computations[new], others[new], needs[new]], axis=1)
+    order = np.argsort(ranks * beyond + rows[:, 0], kind="stable")
+    ends = np.searchsorted(ranks[order], np.arange(num_ranks + 1)).tolist()
+    waits = list(map(tuple, rows[order].tolist()))
+    return [waits[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
 
 
 def _stash_waits(schedule: Schedule) -> Iterator[tuple[int, int, int, int]]:
@@ -132,26 +172,33 @@ def _stash_waits(schedule: Schedule) -> Iterator[tuple[int, int, int, int]]:
     Yields:
         The rank and position of the computation, the rank and position that must be posted.
     """
-    if not schedule.evicts:
-        return
+    table = schedule.table
     transfers: dict[tuple[int, int], list[int]] = {}  # (rank, its partner) → their positions
-    users: list[dict[int, int]] = []  # rank → position of a transfer → the computation waiting
-    for rank, line in enumerate(schedule.actions):
-        users.append({})
+    users: dict[int, dict[int, int]] = {}  # rank → position of a transfer → the one waiting for it
+    for rank in np.unique(table.rank[table.moves_stashes]).tolist():
+        line = table.line(rank)
+        relevant = np.flatnonzero(table.computes[line] | table.moves_stashes[line])
+        columns = (column[line][relevant].tolist() for column in (table.kind, table.microbatch))
+        rest = (column[line][relevant].tolist() for column in (table.chunk, table.peer))
+        users[rank] = of_rank = {}
         loads: dict[tuple[int, int], int] = {}
         # Evictions that no forward has waited for: before the last computation, and after it.
         older: list[int] = []
         newer: list[int] = []
-        for position, (kind, microbatch, chunk, peer) in enumerate(line):
+        for position, code, microbatch, chunk, peer in zip(
+            relevant.tolist(), *columns, *rest, strict=True
+        ):
+            kind = KINDS[code]
             if kind in COMPUTE:
-                if kind is Kind.FORWARD:
-                    users[rank].update(dict.fromkeys(older, position))
+                if kind is Kind.FORWARD and older:
+                    of_rank.update(dict.fromkeys(older, position))
                     older = []
                 elif kind is Kind.BACKWARD and (microbatch, chunk) in loads:
-                    users[rank][loads[microbatch, chunk]] = position
-                older += newer
-                newer = []
-            elif kind in STASH_TRANSFERS and peer is not None:
+                    of_rank[loads[microbatch, chunk]] = position
+                if newer:
+                    older += newer
+                    newer = []
+            else:
                 transfers.setdefault((rank, peer), []).append(position)
                 if kind is Kind.EVICT:
                     newer.append(position)
@@ -165,33 +212,29 @@ def _stash_waits(schedule: Schedule) -> Iterator[tuple[int, int, int, int]]:
                 yield rank, user, peer, posted
 
 
-def _circle_of_waits(waits: list[Waits]) -> list[Place]:
+def _circle_of_waits(schedule: Schedule, waits: list[Waits]) -> list[Place]:
     """Plays all lines through; returns the computations that wait for each other, if any do."""
-    computations = [list(line) for line in waits]
-    done = [0] * len(waits)
-    # Up to where each rank has posted its actions: to the computation that it is waiting at.
-    end = max((line[-1] for line in computations if line), default=0) + 1_000_000
-    posted = [line[0] if line else end for line in computations]
+    counts = _num_computations(schedule)
+    done = [0] * len(waits)  # computations of each rank, up to the one that it is waiting at
+    at = [0] * len(waits)  # the wait that it is at
     waiting: list[list[int]] = [[] for _ in waits]  # rank → ranks that wait for it
     runnable = list(range(len(waits)))
     while runnable:
         rank = runnable.pop()
-        line, needs = computations[rank], waits[rank]
-        before = done[rank]
-        while done[rank] < len(line):
-            for peer, position in needs[line[done[rank]]]:
-                if posted[peer] <= position:
-                    waiting[peer].append(rank)
-                    break
-            else:
-                done[rank] += 1
-                posted[rank] = line[done[rank]] if done[rank] < len(line) else end
-                continue
-            break
-        if done[rank] > before:
+        own, number = waits[rank], at[rank]
+        end = len(own)
+        # Those of a rank for itself are in the list only if they will never be fulfilled.
+        while number < end and done[own[number][1]] >= own[number][2] and own[number][1] != rank:
+            number += 1
+        at[rank] = number
+        reached = own[number][0] if number < end else counts[rank]
+        if number < end:
+            waiting[own[number][1]].append(rank)
+        if reached > done[rank]:
+            done[rank] = reached
             runnable += waiting[rank]
             waiting[rank] = []
-    blocked = [rank for rank, line in enumerate(computations) if done[rank] < len(line)]
+    blocked = [rank for rank, count in enumerate(counts) if done[rank] < count]
     if not blocked:
         return []
     # Each blocked rank waits for a blocked one, so following the waits leads into a circle.
@@ -199,9 +242,13 @@ def _circle_of_waits(waits: list[Waits]) -> list[Place]:
     rank = blocked[0]
     while rank not in route:
         route.append(rank)
-        needs_now = waits[rank][posted[rank]]
-        rank = next(peer for peer, position in needs_now if posted[peer] <= position)
-    return [Place(rank, posted[rank]) for rank in route[route.index(rank) :]]
+        rank = waits[rank][at[rank]][1]
+    circle = route[route.index(rank) :]
+    table = schedule.table
+    return [
+        Place(rank, int(np.flatnonzero(table.computes[table.line(rank)])[done[rank]]))
+        for rank in circle
+    ]
 
 
 def _deadlock(schedule: Schedule, transport: Transport, circle: list[Place]) -> ScheduleError:

@@ -134,27 +134,27 @@ def _latest_known(
     backwards in later ones.
     """
     num_stages = evictor + acceptor + 1
-    position_of = {action: position for position, action in enumerate(acceptor_order)}
-    chunks = {action.chunk for action in acceptor_order}
+    num_chunks = 1 + max(action.chunk for action in acceptor_order)
     stages = sorted(
-        (placement.virtual_stage(acceptor, chunk, num_stages), chunk) for chunk in chunks
+        (placement.virtual_stage(acceptor, chunk, num_stages), chunk) for chunk in range(num_chunks)
     )
+    # For each kind and chunk of the evictor's, which of the acceptor's computations came before.
+    needed: dict[tuple[Kind, int], tuple[Kind, int] | None] = {}
+    for chunk in range(num_chunks):
+        stage = placement.virtual_stage(evictor, chunk, num_stages)
+        earlier = [(Kind.FORWARD, of) for other, of in stages if other < stage]
+        later = [(Kind.BACKWARD, of) for other, of in stages if other > stage]
+        needed[Kind.FORWARD, chunk] = earlier[-1] if earlier else None
+        needed[Kind.BACKWARD, chunk] = later[0] if later else (Kind.FORWARD, stages[-1][1])
+    position_of = {action[:3]: position for position, action in enumerate(acceptor_order)}
     known = []
     latest = -1
     for kind, microbatch, chunk, _ in evictor_order:
-        stage = placement.virtual_stage(evictor, chunk, num_stages)
-        if kind is Kind.FORWARD:
-            earlier = [other for other in stages if other[0] < stage]
-            needed = Action(Kind.FORWARD, microbatch, earlier[-1][1]) if earlier else None
-        else:
-            later = [other for other in stages if other[0] > stage]
-            needed = (
-                Action(Kind.BACKWARD, microbatch, later[0][1])
-                if later
-                else Action(Kind.FORWARD, microbatch, stages[-1][1])
-            )
-        if needed is not None:
-            latest = max(latest, position_of[needed])
+        source = needed[kind, chunk]
+        if source is not None:
+            position = position_of[source[0], microbatch, source[1]]
+            if position > latest:
+                latest = position
         known.append(latest)
     return known
 

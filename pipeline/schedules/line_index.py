@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from pipeline.schedules.actions import Kind
 from pipeline.schedules.faults import Place, fault
-from pipeline.schedules.schedule import Schedule
+from pipeline.schedules.table import KINDS, NO_PEER
+
+if TYPE_CHECKING:
+    from pipeline.schedules.schedule import Schedule
 
 MISSING = -1
 
-# For each micro-batch, the position of one kind of action in the line, or MISSING.
-Row = list[int]
+# For each micro-batch, the position of one kind of action in the line, or MISSING; int32.
+Row = np.ndarray
 
 
 class LineIndex:
@@ -18,37 +25,71 @@ class LineIndex:
     Attributes:
         rank: the rank.
         rows: (kind, chunk, peer) → the row of those actions; only what the line has.
+    """
+
+    def __init__(self, rank: int, num_microbatches: int) -> None:
+        self.rank = rank
+        self.rows: dict[tuple[Kind, int, int | None], Row] = {}
+        self._nowhere = np.full(num_microbatches, MISSING, np.int32)
+
+    def row(self, kind: Kind, chunk: int, peer: int | None = None) -> Row:
+        """The row of these actions; all MISSING if the line has none."""
+        return self.rows.get((kind, chunk, peer), self._nowhere)
+
+
+def index_lines(schedule: Schedule) -> list[LineIndex]:
+    """The index of each line.
 
     Raises:
         ScheduleError: if an action is there twice or its peer is no other rank.
     """
+    table = schedule.table
+    _check_peers(schedule)
+    # Every kind, chunk, and peer of a rank has a row, numbered in this order.
+    sizes = (schedule.num_stages, len(KINDS), schedule.num_chunks, schedule.num_stages + 1)
+    keys = np.ravel_multi_index((table.rank, table.kind, table.chunk, table.peer + 1), sizes)
+    present = np.zeros(int(np.prod(sizes)), bool)
+    present[keys] = True
+    number = np.cumsum(present) - 1
+    rows = np.full((int(present.sum()), schedule.num_microbatches), MISSING, np.int32)
+    positions = np.arange(len(keys)) - table.starts[table.rank]
+    places = number[keys], table.microbatch
+    rows[places] = positions
+    if not np.array_equal(rows[places], positions):
+        raise _duplicate(schedule)
+    indexes = [LineIndex(rank, schedule.num_microbatches) for rank in range(schedule.num_stages)]
+    columns = np.unravel_index(np.flatnonzero(present), sizes)
+    of_rows = zip(*(column.tolist() for column in columns), rows, strict=True)
+    for rank, kind, chunk, peer, row in of_rows:
+        indexes[rank].rows[KINDS[kind], chunk, None if peer == 0 else peer - 1] = row
+    return indexes
 
-    def __init__(self, schedule: Schedule, rank: int) -> None:
-        self.rank = rank
-        self.num_microbatches = schedule.num_microbatches
-        self.rows: dict[tuple[Kind, int, int | None], Row] = {}
-        rows = self.rows
-        for position, (kind, microbatch, chunk, peer) in enumerate(schedule.actions[rank]):
-            row = rows.get((kind, chunk, peer))
-            if row is None:
-                if peer is not None and (peer == rank or not 0 <= peer < schedule.num_stages):
-                    raise fault(
-                        schedule,
-                        "bad-peer",
-                        f"the peer must be another rank, 0 to {schedule.num_stages - 1}",
-                        Place(rank, position),
-                    )
-                row = rows[kind, chunk, peer] = [MISSING] * self.num_microbatches
-            if row[microbatch] != MISSING:
-                raise fault(
+
+def _check_peers(schedule: Schedule) -> None:
+    table = schedule.table
+    has_peer = table.peer != NO_PEER
+    wrong = has_peer & ((table.peer == table.rank) | (table.peer >= schedule.num_stages))
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise fault(
+            schedule,
+            "bad-peer",
+            f"the peer must be another rank, 0 to {schedule.num_stages - 1}",
+            Place(int(table.rank[at]), table.position(at)),
+        )
+
+
+def _duplicate(schedule: Schedule) -> Exception:
+    """The error for the first action that is in its line already."""
+    for rank, line in enumerate(schedule.actions):
+        seen = set()
+        for position, action in enumerate(line):
+            if action in seen:
+                return fault(
                     schedule,
                     "duplicate",
                     "this action is in the line already; take one out",
                     Place(rank, position),
                 )
-            row[microbatch] = position
-
-    def row(self, kind: Kind, chunk: int, peer: int | None = None) -> Row:
-        """The row of these actions; all MISSING if the line has none."""
-        row = self.rows.get((kind, chunk, peer))
-        return [MISSING] * self.num_microbatches if row is None else row
+            seen.add(action)
+    raise AssertionError("there is no duplicate")

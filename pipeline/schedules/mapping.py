@@ -114,9 +114,10 @@ def pair_adjacent(
                 placed[replica][last - stage] = home.pop(0)
         if num_stages % 2:
             single.append((replica, num_stages // 2))
-    for replica, stage in single:
+    for replica, stage in sorted(single):
         # Beside the stage before, if there is room.
-        neighbour = nodes[placed[replica][stage - 1]]
-        home = free[neighbour] or next(ranks for ranks in free if ranks)
+        before = placed[replica][stage - 1] if stage else -1
+        home = free[nodes[before]] if before >= 0 else []
+        home = home or next(ranks for ranks in free if ranks)
         placed[replica][stage] = home.pop(0)
     return Mapping(tuple(map(tuple, placed)), tuple(nodes))

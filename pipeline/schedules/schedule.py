@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipeline.errors import ScheduleError
 from pipeline.schedules.actions import STASH_TRANSFERS, Action, Kind
 from pipeline.schedules.placement import Placement
+from pipeline.schedules.table import Table
 
 if TYPE_CHECKING:
     from pipeline.schedules.validation import ValidationReport
@@ -56,14 +57,19 @@ class Schedule:
         return len(self.actions)
 
     @cached_property
+    def table(self) -> Table:
+        """The actions as columns of numbers."""
+        return Table(self.actions)
+
+    @cached_property
     def num_microbatches(self) -> int:
         """The number of micro-batches m."""
-        return 1 + max((action.microbatch for line in self.actions for action in line), default=-1)
+        return 1 + int(self.table.microbatch.max(initial=-1))
 
     @cached_property
     def num_chunks(self) -> int:
         """The number of model chunks v that each rank holds."""
-        return 1 + max((action.chunk for line in self.actions for action in line), default=0)
+        return 1 + int(self.table.chunk.max(initial=0))
 
     @property
     def num_virtual_stages(self) -> int:
@@ -73,12 +79,12 @@ class Schedule:
     @cached_property
     def splits_backward(self) -> bool:
         """Whether weight gradients are actions of their own (`W`)."""
-        return any(action.kind is Kind.WEIGHT for line in self.actions for action in line)
+        return self.table.has(Kind.WEIGHT)
 
     @cached_property
     def evicts(self) -> bool:
         """Whether stashes are moved between partners."""
-        return any(action.kind is Kind.EVICT for line in self.actions for action in line)
+        return self.table.has(Kind.EVICT)
 
     def virtual_stage(self, rank: int, chunk: int) -> int:
         """The virtual stage that `rank` holds as its model chunk `chunk`."""

@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from pipeline.schedules.actions import COMPUTE, STASH_TRANSFERS, Action, Kind
 from pipeline.schedules.schedule import Schedule
+from pipeline.schedules.table import CODES
 
 
 def held_over_time(
@@ -30,6 +33,22 @@ def held_over_time(
         The position in the line, and what is held there: stashes or bytes.
     """
     return _Ledger(schedule, rank, sizes or [1] * schedule.num_stages).run()
+
+
+def most_held(schedule: Schedule, rank: int, sizes: Sequence[float] | None = None) -> float:
+    """The most that `rank` ever holds; see `held_over_time`."""
+    table = schedule.table
+    line = table.line(rank)
+    if table.moves_stashes[line].any():
+        return max((amount for _, amount in held_over_time(schedule, rank, sizes)), default=0)
+    # Without transfers it is a running sum.
+    kinds = table.kind[line]
+    last_use = Kind.WEIGHT if schedule.splits_backward else Kind.BACKWARD
+    made = np.cumsum(kinds == CODES[Kind.FORWARD])
+    used = np.cumsum(kinds == CODES[last_use])
+    # At its last use a stash is still there.
+    held = made - np.concatenate([[0], used[:-1]]) if len(made) else made
+    return int(held.max(initial=0)) * (1 if sizes is None else sizes[rank])
 
 
 class _Queue:
@@ -69,6 +88,7 @@ class _Ledger:
         self.rank = rank
         self.sizes = sizes
         self.held: float = 0
+        self.in_flight: float = 0  # the most that transfers in the queues take up besides
         self.queues: dict[int, _Queue] = {}
         # Evictions since the last forward that waited, as (computation before it, peer, number).
         self.evictions: deque[tuple[int, int, int]] = deque()
@@ -91,21 +111,18 @@ class _Ledger:
                 self._post(action, computations)
             else:
                 continue
-            yield position, self._amount()
+            yield position, self.held + self.in_flight
             if kind is self.last_use:
                 self.held -= own_size
-
-    def _amount(self) -> float:
-        if not self.queues:
-            return self.held
-        return self.held + sum(queue.peak for queue in self.queues.values())
 
     def _post(self, action: Action, computations: int) -> None:
         kind, microbatch, chunk, peer = action
         size = self.sizes[self.rank if kind in (Kind.EVICT, Kind.LOAD) else peer]
         arriving = kind in (Kind.LOAD, Kind.ACCEPT)
         queue = self.queues.setdefault(peer, _Queue())
+        self.in_flight -= queue.peak
         number = queue.post(size if arriving else 0, size if arriving else -size)
+        self.in_flight += queue.peak
         if kind is Kind.EVICT:
             self.evictions.append((computations, peer, number))
         elif kind is Kind.LOAD:
@@ -124,4 +141,7 @@ class _Ledger:
             self._complete(*load)
 
     def _complete(self, peer: int, number: int) -> None:
-        self.held += self.queues[peer].complete(number)
+        queue = self.queues[peer]
+        self.in_flight -= queue.peak
+        self.held += queue.complete(number)
+        self.in_flight += queue.peak

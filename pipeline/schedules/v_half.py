@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from pipeline.schedules.actions import Action, Kind
+from pipeline.schedules.actions import Action, Kind, action_of
 from pipeline.schedules.order import Lines
 
 PERIOD = 6  # F, B and W of two chunks
-# Units of time that W is placed for.
-DURATION = {Kind.FORWARD: 2, Kind.BACKWARD: 1, Kind.WEIGHT: 1}
+# Units of time of a forward that W is placed for; B and W take one.
+FORWARD_TIME = 2
 
 
 def v_half_limit(num_stages: int) -> int:
@@ -39,51 +39,38 @@ def v_half_limit(num_stages: int) -> int:
 def v_half_order(num_stages: int, num_microbatches: int) -> Lines:
     """For each rank, its F, B and W in order; no rank holds more than `v_half_limit` stashes."""
     ranks = [
-        _Rank(rank, queue, v_half_limit(num_stages))
+        _Rank(rank, num_stages, queue)
         for rank, queue in enumerate(_passes(num_stages, num_microbatches))
     ]
-    done = _Done(2 * num_stages)
-    time = 0
-    while not all(rank.is_finished for rank in ranks):
-        done.advance(time)
-        for rank in ranks:
+    # Micro-batches that have passed each virtual stage, in ascending order, forward and backward.
+    passed = [0] * (2 * num_stages), [0] * (2 * num_stages)
+    # Time → what ends then, as lists of `passed` and stages.
+    ending: dict[int, list[tuple[list[int], int]]] = {}
+    time, working = 0, ranks
+    while working:
+        for of_kind, stage in ending.pop(time, ()):
+            of_kind[stage] += 1
+        finished = False
+        for rank in working:
             if rank.busy_until <= time:
-                rank.take_next(time, done)
+                ended = rank.take_next(time, *passed)
+                if ended is not None:
+                    ending.setdefault(rank.busy_until, []).append(ended)
+                finished |= rank.is_finished
+        if finished:
+            working = [rank for rank in working if not rank.is_finished]
         time += 1
     return [rank.line for rank in ranks]
-
-
-class _Done:
-    """What has been computed so far; micro-batches pass each virtual stage in ascending order."""
-
-    def __init__(self, num_virtual_stages: int) -> None:
-        # Kind → virtual stage → number of micro-batches.
-        self.number = {
-            kind: [0] * num_virtual_stages for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT)
-        }
-        self.ending: dict[int, list[tuple[Kind, int]]] = {}  # time → what ends then
-
-    def start(self, kind: Kind, stage: int, end: int) -> None:
-        """Notes a computation that ends at the time `end`."""
-        self.ending.setdefault(end, []).append((kind, stage))
-
-    def advance(self, time: int) -> None:
-        """Counts what ends at `time`."""
-        for kind, stage in self.ending.pop(time, ()):
-            self.number[kind][stage] += 1
-
-    def has(self, kind: Kind, stage: int, microbatch: int) -> bool:
-        """Whether the micro-batch has passed the stage."""
-        return self.number[kind][stage] > microbatch
 
 
 class _Rank:
     """One rank while its line is being made."""
 
-    def __init__(self, rank: int, queue: list[Action], limit: int) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, num_stages: int, queue: list[Action]) -> None:
         self.queue = queue
-        self.limit = limit
+        self.stages = rank, 2 * num_stages - 1 - rank  # on the way down and up
+        self.last_stage = 2 * num_stages - 1
+        self.limit = v_half_limit(num_stages)
         self.line: list[Action] = []
         self.next = 0
         self.held = 0
@@ -95,40 +82,49 @@ class _Rank:
     def is_finished(self) -> bool:
         return self.next == len(self.queue) and not self.weights
 
-    def take_next(self, time: int, done: _Done) -> None:
-        """Starts the next pass if it can run, else a weight gradient if there is one."""
-        action = self.queue[self.next] if self.next < len(self.queue) else None
-        if action is not None and self._can_start(action, done):
-            self.next += 1
-        elif self.weights:
-            action = self.weights.popleft()
-        else:
-            return
-        kind, microbatch, chunk, _ = action
-        self.line.append(action)
-        self.busy_until = time + DURATION[kind]
-        done.start(kind, self._stage(chunk, done), self.busy_until)
-        if kind is Kind.FORWARD:
-            self.held += 1
-        elif kind is Kind.BACKWARD:
-            self.weights.append(Action(Kind.WEIGHT, microbatch, chunk))
-        else:
+    def take_next(
+        self, time: int, forwards: list[int], backwards: list[int]
+    ) -> tuple[list[int], int] | None:
+        """Starts the next pass if it can run, else a weight gradient if there is one.
+
+        Args:
+            time: of the start.
+            forwards: the micro-batches whose forward has passed each virtual stage.
+            backwards: the same for backwards.
+
+        Returns:
+            Where to count the pass when it has ended, if others wait for it.
+        """
+        if self.next < len(self.queue):
+            action = self.queue[self.next]
+            kind, microbatch, chunk, _ = action
+            stage = self.stages[chunk]
+            if kind is Kind.FORWARD:
+                # Without room, a weight gradient has to make some first.
+                has_room = self.held < self.limit or not self.weights
+                if has_room and (stage == 0 or forwards[stage - 1] > microbatch):
+                    self._start(action, time + FORWARD_TIME)
+                    self.held += 1
+                    return forwards, stage
+            else:
+                if stage == self.last_stage:
+                    can_start = forwards[stage] > microbatch
+                else:
+                    can_start = backwards[stage + 1] > microbatch
+                if can_start:
+                    self._start(action, time + 1)
+                    self.weights.append(action_of((Kind.WEIGHT, microbatch, chunk, None)))
+                    return backwards, stage
+        if self.weights:
+            self.line.append(self.weights.popleft())
+            self.busy_until = time + 1
             self.held -= 1
+        return None
 
-    def _can_start(self, action: Action, done: _Done) -> bool:
-        kind, microbatch, chunk, _ = action
-        stage = self._stage(chunk, done)
-        if kind is Kind.FORWARD:
-            if self.held >= self.limit and self.weights:
-                return False  # a weight gradient has to make room first
-            return stage == 0 or done.has(Kind.FORWARD, stage - 1, microbatch)
-        if stage == len(done.number[kind]) - 1:
-            return done.has(Kind.FORWARD, stage, microbatch)
-        return done.has(Kind.BACKWARD, stage + 1, microbatch)
-
-    def _stage(self, chunk: int, done: _Done) -> int:
-        """The virtual stage of one of the rank's chunks, on the way down or up."""
-        return len(done.number[Kind.FORWARD]) - 1 - self.rank if chunk else self.rank
+    def _start(self, action: Action, end: int) -> None:
+        self.next += 1
+        self.line.append(action)
+        self.busy_until = end
 
 
 def _passes(num_stages: int, num_microbatches: int) -> Lines:
@@ -151,7 +147,7 @@ def _passes(num_stages: int, num_microbatches: int) -> Lines:
             for start, kind, chunk in block
             for microbatch in range(num_microbatches)
         )
-        lines.append([Action(*what) for _, *what in timed])
+        lines.append([action_of((*what, None)) for _, *what in timed])
     return lines
 
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pipeline.schedules.checks import LineCheck, check_microbatches, check_pairs
 from pipeline.schedules.deadlock import check_progress
 from pipeline.schedules.faults import Place, fault
-from pipeline.schedules.line_index import LineIndex
+from pipeline.schedules.line_index import index_lines
 from pipeline.schedules.schedule import Schedule
-from pipeline.schedules.stashes import held_over_time
+from pipeline.schedules.stashes import held_over_time, most_held
 
 # For one rank: (position in its line, what it holds at most there).
 History = tuple[tuple[int, float], ...]
@@ -105,8 +105,8 @@ def prove(schedule: Schedule) -> tuple[int, ...]:
 
     `Schedule.proven_peaks` keeps the outcome, so that a schedule is proven once.
     """
-    indexes = [LineIndex(schedule, rank) for rank in range(schedule.num_stages)]
     check_microbatches(schedule)
+    indexes = index_lines(schedule)
     for index in indexes:
         LineCheck(schedule, index).run()
     check_pairs(schedule)
@@ -128,10 +128,7 @@ def _for_each_rank(
 
 
 def _peaks(schedule: Schedule, sizes: Sequence[float] | None) -> tuple[float, ...]:
-    return tuple(
-        max((amount for _, amount in held_over_time(schedule, rank, sizes)), default=0)
-        for rank in range(schedule.num_stages)
-    )
+    return tuple(most_held(schedule, rank, sizes) for rank in range(schedule.num_stages))
 
 
 def _history(schedule: Schedule, sizes: Sequence[float] | None) -> tuple[History, ...]:

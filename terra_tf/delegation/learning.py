@@ -149,6 +149,7 @@ class _Learning:
             "arguments": self._patterns,
             "keywords": self._keywords,
             "leaves": len(self._arguments.leaves),
+            "aliases": self._aliases(),
             "state": self._state.state,
             "nodes": nodes,
             "needs_feeds": needed,
@@ -166,6 +167,11 @@ class _Learning:
             spec["tape_events"] = self._tape_events
             spec["tape_nodes"] = self._tape_nodes
         return spec
+
+    def _aliases(self) -> list[int]:
+        """For each leaf, the first one that is the same tensor."""
+        first: dict[int, int] = {}
+        return [first.setdefault(id(x), k) for k, x in enumerate(self._arguments.leaves)]
 
     def _watch_thread_locals(self) -> None:
         """Adds what the modules that ran keep for each thread."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.effects import Effect, makes_shape_of_values
-from terra_tf.tracing.trace import Kind, Node, Output, Outside
+from terra_tf.tracing.trace import Kind, Node, Output, Outside, Trace
 
 
 class ShapeValue(enum.IntEnum):
@@ -62,6 +62,17 @@ def sized_by_values(sequence: Sequence) -> set[int]:
             if isinstance(source, Outside):
                 taken |= trace.externals[source.index].alternatives
         if makes_shape_of_values(node.op) or not found.isdisjoint(taken):
+            found.update(node.outputs)
+    return found
+
+
+def follow_from_shapes(trace: Trace) -> set[int]:
+    """Outputs of a trace whose values follow from shapes alone, as far as ops tell."""
+    found: set[int] = set()
+    for node in trace.nodes:
+        outputs = [source.index for source in node.inputs if isinstance(source, Output)]
+        computed = node.op in _COMPUTED and outputs and found.issuperset(outputs)
+        if node.op in _OF_SHAPES or computed:
             found.update(node.outputs)
     return found
 

@@ -85,6 +85,7 @@ Recipe ReadRecipe(py::handle object) {
   } else if (kind == "sequence" || kind == "make") {
     recipe.kind = kind == "make" ? Recipe::Kind::kMake : Recipe::Kind::kSequence;
     recipe.value = MakeSame(spec[1]);
+    if (kind == "make") recipe.keys.push_back(py::reinterpret_borrow<py::object>(spec[1]));
     read_items(spec[2]);
   } else if (kind == "mapping") {
     recipe.kind = Recipe::Kind::kMapping;
@@ -111,27 +112,12 @@ const Arg* FindArg(const std::vector<Arg>& args, int feed) {
   return nullptr;
 }
 
-void CollectFeeds(const std::vector<Arg>& args, std::vector<int>* feeds) {
-  for (const Arg& arg : args) {
-    if (arg.kind == ArgKind::kList) {
-      CollectFeeds(arg.items, feeds);
-    } else if (arg.kind == ArgKind::kOutput) {
-      if (arg.feed >= 0) feeds->push_back(arg.feed);
-    } else if (arg.kind == ArgKind::kFeed || arg.kind == ArgKind::kPythonFeed ||
-               arg.kind == ArgKind::kSelect) {
-      feeds->push_back(arg.index);
-    }
-  }
-}
-
 // Feeds of each of some nodes: [(position among the nodes, feed)], each feed once.
 std::vector<std::pair<int, int>> FeedsOf(const Walk& walk, const std::vector<int>& nodes) {
   std::vector<std::pair<int, int>> found;
   std::vector<char> seen(walk.program->num_feeds, false);
   for (size_t i = 0; i < nodes.size(); ++i) {
-    std::vector<int> feeds;
-    CollectFeeds(walk.program->nodes[nodes[i]].args, &feeds);
-    for (int feed : feeds) {
+    for (int feed : walk.program->nodes[nodes[i]].feeds) {
       if (!seen[feed]) found.emplace_back(i, feed);
       seen[feed] = true;
     }
@@ -166,6 +152,7 @@ void Learn(Walk& walk, int cursor, py::object function, py::dict spec) {
   }
   call->taped = spec["taped"].cast<bool>();
   call->leaves = spec["leaves"].cast<int>();
+  call->aliases = spec["aliases"].cast<std::vector<int>>();
   call->state = spec["state"].cast<std::shared_ptr<State>>();
   call->nodes = spec["nodes"].cast<std::vector<int>>();
   call->needs_feeds = spec["needs_feeds"].cast<std::vector<int>>();

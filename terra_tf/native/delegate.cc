@@ -40,15 +40,35 @@ void Walk::NoteTape(TapeAction action, PyObject* tape, PyObject* about) {
     tapes_.push_back(tape);
   }
   if (tape != nullptr) what = TapeNumber(tape);
+  int watched = -1;
   if (action == TapeAction::kWatch && about != nullptr) {
     what = (what << 48) + WhichTensor(about);
+    Placeholder* placeholder = AsPlaceholder(about);
+    if (placeholder == nullptr || placeholder->iteration != iteration) {
+      const auto known = std::find(watched_.begin(), watched_.end(), about);
+      watched = known - watched_.begin();
+      if (known == watched_.end()) {
+        Py_INCREF(about);
+        watched_.push_back(about);
+      }
+    }
   } else if (action == TapeAction::kVariable || action == TapeAction::kAccessed) {
     what = (what << 56) ^ reinterpret_cast<long long>(about);
   }
-  tape_events_.push_back({action, static_cast<int>(path_.size()), what});
+  tape_events_.push_back({action, static_cast<int>(path_.size()), what, watched});
 }
 
-uint64_t Walk::SizesDigest(int k) const {
+// An event as it is compared. Which feed carries a tensor from outside is known only once an op has
+// taken it, so it is looked up as late as possible.
+TapeEvent Walk::Settled(TapeEvent event) const {
+  if (event.watched < 0) return event;
+  const long long tape = event.about >> 48;
+  event.about = (tape << 48) + WhichTensor(watched_[event.watched]);
+  return event;
+}
+
+uint64_t Walk::SourcesDigest(int k) const {
+  if (tape_events_.empty()) return 0;  // nobody will ask
   const Node& node = program->nodes[k];
   uint64_t digest = 0;
   auto mix = [&](uint64_t x) { digest = (digest ^ (x + 0x9e3779b97f4a7c15)) * 0xff51afd7ed558ccd; };
@@ -73,6 +93,9 @@ uint64_t Walk::SizesDigest(int k) const {
     PyObject* made = values_[output];
     if (made != nullptr && EagerTensor_CheckExact(made)) mix_tensor(made);
   }
+  for (int feed : node.feeds) {
+    if (feeds_[feed] != nullptr) mix(WhichTensor(feeds_[feed]));
+  }
   for (int feed : node.open_feeds) {
     if (feeds_[feed] != nullptr) mix_tensor(feeds_[feed]);
   }
@@ -95,7 +118,7 @@ std::vector<TapeEvent> Walk::TapeHistory(int number, std::vector<int>* nodes) co
   std::vector<TapeEvent> history;
   if (!TapeStart(number, &event, &node)) return history;
   for (size_t i = event; i < tape_events_.size(); ++i) {
-    history.push_back(tape_events_[i]);
+    history.push_back(Settled(tape_events_[i]));
     history.back().at -= node;
   }
   nodes->assign(path_.begin() + node, path_.end());
@@ -108,7 +131,7 @@ bool Walk::SameTape(const DelegatedCall& call, int number) const {
   if (tape_events_.size() - event != call.tape.size()) return false;
   if (path_.size() - node != call.tape_nodes.size()) return false;
   for (size_t i = 0; i < call.tape.size(); ++i) {
-    TapeEvent now = tape_events_[event + i];
+    TapeEvent now = Settled(tape_events_[event + i]);
     now.at -= node;
     if (!(now == call.tape[i])) return false;
   }
@@ -245,6 +268,11 @@ bool Walk::FitsCall(const DelegatedCall& call, PyObject* const* args, Py_ssize_t
     const auto& [name, pattern] = call.keywords[i];
     if (!SameKey(PyTuple_GET_ITEM(names, i), name.ptr())) return false;
     if (!FitsPattern(pattern, args[count + i], leaves, call)) return false;
+  }
+  for (int i = 0; i < call.leaves; ++i) {
+    for (int k = 0; k < i; ++k) {
+      if (((*leaves)[i] == (*leaves)[k]) != (call.aliases[i] == call.aliases[k])) return false;
+    }
   }
   for (int feed : call.needs_feeds) {
     if (feeds_[feed] == nullptr) return false;
@@ -479,7 +507,8 @@ bool Walk::Delegate(PyObject* function, PyObject* const* args, Py_ssize_t count,
   if (place == nullptr) return false;
   std::vector<PyObject*> leaves;
   for (size_t i = 0; i < place->calls.size(); ++i) {
-    DelegatedCall& call = *place->calls[i];
+    const std::shared_ptr<DelegatedCall> held = place->calls[i];
+    DelegatedCall& call = *held;
     if (!FitsCall(call, args, count, names, &leaves)) continue;
     if (i > 0) std::rotate(place->calls.begin(), place->calls.begin() + i, place->calls.begin() + i + 1);
     Bind();

@@ -52,7 +52,7 @@ struct Recipe {
   int index = -1;                 // of the leaf or the output
   std::unique_ptr<Same> value;    // kValue; kSequence: the class; kMake: what is called
   std::vector<Recipe> items;
-  std::vector<pybind11::object> keys;                           // kMapping
+  std::vector<pybind11::object> keys;  // kMapping; kMake: keeps `value` alive
   std::vector<std::pair<pybind11::object, Recipe>> attributes;  // of an output
 };
 
@@ -86,6 +86,7 @@ struct DelegatedCall {
   std::vector<std::pair<pybind11::object, Pattern>> keywords;
   bool taped = false;  // a tape was active
   int leaves = 0;
+  std::vector<int> aliases;  // per leaf: the first leaf that is the same tensor
   std::shared_ptr<State> state;
   std::vector<int> nodes;           // in order
   std::vector<int> needs_feeds;     // that have to be there before
@@ -94,7 +95,7 @@ struct DelegatedCall {
   std::vector<TapeStep> tape_steps;  // what the call does to tapes, in order
   std::vector<TapeEvent> tape;      // kTape: what the tape has been through, from its start
   std::vector<int> tape_nodes;      // the nodes since then
-  std::vector<uint64_t> tape_sizes;  // and the sizes of what these made; see Walk::SizesDigest
+  std::vector<uint64_t> tape_sizes;  // and the sizes of what these made; see Walk::SourcesDigest
   // What follows from the sizes of the arguments: (output, a tensor with its value).
   std::vector<std::pair<int, pybind11::object>> shape_values;
   std::vector<Assignment> assignments;
@@ -106,7 +107,7 @@ struct DelegatedCall {
 // Calls that may come at one place of the walk.
 struct DelegationPlace {
   PyObject* function = nullptr;  // the LibraryCall
-  std::vector<std::unique_ptr<DelegatedCall>> calls;  // used last first
+  std::vector<std::shared_ptr<DelegatedCall>> calls;  // used last first
   int failures = 0;  // in a row, of learning
   int64_t rest = 0;  // iterations that learning is left off
 };

@@ -58,16 +58,16 @@ Arg ArgFromPython(Program* program, const py::tuple& spec) {
   return arg;
 }
 
-void CollectOpenFeeds(const std::vector<Arg>& args, std::vector<int>* feeds) {
+void CollectFeeds(const std::vector<Arg>& args, Node* node) {
   for (const Arg& arg : args) {
-    CollectOpenFeeds(arg.items, feeds);
+    CollectFeeds(arg.items, node);
+    const bool takes = arg.kind == ArgKind::kFeed || arg.kind == ArgKind::kPythonFeed ||
+                       arg.kind == ArgKind::kSelect;
+    const int feed = takes ? arg.index : arg.kind == ArgKind::kOutput ? arg.feed : -1;
+    if (feed < 0) continue;
+    node->feeds.push_back(feed);
     const bool open = std::any_of(arg.dims.begin(), arg.dims.end(), [](int64_t d) { return d < 0; });
-    if (!open) continue;
-    if (arg.kind == ArgKind::kOutput) {
-      if (arg.feed >= 0) feeds->push_back(arg.feed);
-    } else if (arg.index >= 0) {
-      feeds->push_back(arg.index);
-    }
+    if (open) node->open_feeds.push_back(feed);
   }
 }
 
@@ -91,7 +91,7 @@ void AddNode(Program& program, py::str op, int call, bool misses, bool fails, bo
   node.result = static_cast<ResultKind>(result);
   node.groups = std::move(groups);
   node.forward = forward;
-  CollectOpenFeeds(node.args, &node.open_feeds);
+  CollectFeeds(node.args, &node);
   program.nodes.push_back(std::move(node));
 }
 

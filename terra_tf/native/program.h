@@ -74,7 +74,8 @@ struct Node {
   ShapeValue shape_value = ShapeValue::kNone;
   std::shared_ptr<ShapeFunction> shapes;  // where the outputs' shapes follow from the inputs'
   PyObject* numbers = nullptr;  // for `shapes`: as gradient_inputs
-  std::vector<int> open_feeds;  // feeds that it takes whose sizes are not always the same
+  std::vector<int> feeds;       // that it takes
+  std::vector<int> open_feeds;  // of these, those whose sizes are not always the same
 };
 
 // Nodes that an iteration runs all or none of.

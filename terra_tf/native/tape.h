@@ -27,8 +27,9 @@ struct TapeEvent {
   TapeAction action;
   int at = 0;          // how many nodes the walk had run
   long long about = 0;  // number of the tape, the output or the feed; address of a variable
+  int watched = -1;     // kWatch of a tensor from outside: its number among these, see Walk::Settled
   bool operator==(const TapeEvent& o) const {
-    return action == o.action && at == o.at && about == o.about;
+    return action == o.action && at == o.at && about == o.about && watched == o.watched;
   }
 };
 

@@ -45,6 +45,7 @@ Walk::~Walk() {
   for (PyObject* value : values_) Py_XDECREF(value);
   for (PyObject* feed : feeds_) Py_XDECREF(feed);
   for (PyObject* tape : tapes_) Py_XDECREF(tape);
+  for (PyObject* tensor : watched_) Py_DECREF(tensor);
   DropBindings();
   Py_XDECREF(on_fallback_);
 }
@@ -253,7 +254,7 @@ void Walk::Take() {
 
 void Walk::Ran() {
   path_.push_back(cursor_);
-  sizes_.push_back(SizesDigest(cursor_));
+  sizes_.push_back(SourcesDigest(cursor_));
   ran_[cursor_] = true;
   ++cursor_;
 }
@@ -654,6 +655,8 @@ void Walk::Close() {
   iteration->walk = nullptr;
   for (PyObject* tape : tapes_) Py_XDECREF(tape);
   tapes_.clear();
+  for (PyObject* tensor : watched_) Py_DECREF(tensor);
+  watched_.clear();
   if (!iteration->closed) iteration->Cancel();  // nobody will open its gates any more
   Py_CLEAR(on_fallback_);
   while (DropDead(cursor_)) {

@@ -129,9 +129,11 @@ class Walk {
   bool InferShapes(const Node& node, PyObject* const* args, Dims* dims);
   bool InferShapes(const Node& node, const std::vector<PyObject*>& inputs, Dims* dims);
 
-  // A digest of the sizes of what a node has taken from feeds and made, where the trace leaves them
-  // open. (An output nobody holds has the sizes that follow from these.)
-  uint64_t SizesDigest(int k) const;
+  // A digest of what a node has taken through feeds: which tensors, for one may be passed as several
+  // feeds, and the sizes of these and of what it has made, where the trace leaves them open. (An
+  // output that nobody holds has the sizes that follow from these.)
+  uint64_t SourcesDigest(int k) const;
+  TapeEvent Settled(TapeEvent event) const;
   bool TapeStart(int number, int* event, int* node) const;
   bool SameTape(const DelegatedCall& call, int number) const;
   long long WhichTensor(PyObject* tensor) const;
@@ -184,12 +186,13 @@ class Walk {
   std::vector<PyObject*> values_;  // one strong reference per output made so far
   std::vector<PyObject*> feeds_;
   std::vector<int> path_;
-  std::vector<uint64_t> sizes_;  // per node of the path, see SizesDigest
+  std::vector<uint64_t> sizes_;  // per node of the path, see SourcesDigest
   std::vector<char> ran_;  // per node
   bool as_before_ = false;  // selects take only what they have taken before
   std::vector<Binding> bindings_;  // of the node that is being compared
   std::vector<PyObject*> tapes_;   // that were made in the walk (owned); null once they are dead
   std::vector<TapeEvent> tape_events_;
+  std::vector<PyObject*> watched_;  // tensors from outside that tapes watch (owned)
   bool library_checked_ = false;
 };
 

@@ -89,6 +89,8 @@ class Fallback:
         text = f"{self.code} at {self.location}: {REASONS[self.code][0]}"
         if self.code in ("new-op", "ended-early"):
             text += f" (expected {self.expected_text}; came {self.actual_text})"
+        else:
+            text += f" (before {self.expected_text})"
         return text
 
 

@@ -13,6 +13,7 @@ import collections
 import math
 import statistics
 
+from terra_tf.generation.shape_values import follow_from_shapes
 from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.trace import Trace
 
@@ -66,11 +67,15 @@ class Doubt:
 def _looks_on_the_way(trace: Trace) -> int:
     """At how many places values are looked at with more ops behind; each has to wait there."""
     end = len(trace.nodes)
+    places = {read.output: read.position for read in trace.reads.values() if read.position < end}
+    if len(places) < _SOME_LOOKS:
+        return len(places)
+    known = follow_from_shapes(trace)  # gradient code looks at many of these
     return len(
         {
-            read.position
-            for read in trace.reads.values()
-            if read.position < end and not trace.producer(read.output).in_place
+            position
+            for output, position in places.items()
+            if output not in known and not trace.producer(output).in_place
         }
     )
 

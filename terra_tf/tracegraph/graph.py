@@ -8,8 +8,10 @@ by what came last.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Any
 
+from terra_tf.configuration import settings
 from terra_tf.tracegraph.identity import identify
 from terra_tf.tracegraph.sequence import Sequence
 from terra_tf.tracing.trace import Trace
@@ -40,6 +42,7 @@ class TraceGraph:
         self._sequences: list[Sequence] = []
         self._by_key: dict[Hashable, Sequence] = {}
         self.traces = 0
+        self._in_use: tuple[Any, ...] = ()  # the latest sequence, and what it was like
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
@@ -121,6 +124,8 @@ class TraceGraph:
 
     def use(self, key: Key, sequence: Sequence) -> None:
         """Notes that an iteration with `key` went along `sequence`."""
+        changed = (sequence, sequence.graph, sequence.version) != self._in_use
+        self._in_use = (sequence, sequence.graph, sequence.version)
         if self._sequences[-1] is not sequence:
             self._sequences.remove(sequence)
             self._sequences.append(sequence)
@@ -130,7 +135,8 @@ class TraceGraph:
                 self._by_key[part] = sequence
         while len(self._by_key) > _MOST_KEYS:
             del self._by_key[next(iter(self._by_key))]
-        self._evict()
+        if changed:  # else all is as it was after the iteration before
+            self._evict()
 
     def ready(self, sequence: Sequence) -> bool:
         """Whether an iteration that is expected to follow a sequence can be co-executed."""
@@ -152,14 +158,24 @@ class TraceGraph:
 
     def _evict(self) -> None:
         # Sequences without a graph are cheap but not free: they may be a few times as many.
-        built = [sequence for sequence in self._sequences if sequence.graph is not None]
-        surplus = built[: max(0, len(built) - self._max_graphs)]
-        surplus += self._sequences[: max(0, len(self._sequences) - 4 * self._max_graphs)]
-        for sequence in surplus:
-            if sequence in self._sequences and sequence is not self._sequences[-1]:
+        self._drop_oldest(lambda s: s.graph is not None, self._max_graphs)
+        self._drop_oldest(lambda _: 1, 4 * self._max_graphs)
+        self._drop_oldest(lambda s: len(s.trace.nodes), settings.max_nodes)
+        self._drop_oldest(lambda s: s.graph.seconds if s.graph else 0, settings.max_build_seconds)
+
+    def _drop_oldest(self, weight: Callable[[Sequence], float], limit: float) -> None:
+        """Drops sequences with a weight, least recently used first, until the rest is in a limit.
+
+        The one in use stays, whatever it weighs.
+        """
+        total = sum(map(weight, self._sequences))
+        for sequence in self._sequences[:-1]:
+            if total <= limit:
+                return
+            if weight(sequence):
+                total -= weight(sequence)
                 self._sequences.remove(sequence)
-        if surplus:
-            self._by_key = {k: s for k, s in self._by_key.items() if s in self._sequences}
+                self._by_key = {k: s for k, s in self._by_key.items() if s is not sequence}
 
     def __str__(self) -> str:
         lines = [f"TraceGraph of {self.traces} traces, {len(self._sequences)} op sequences"]

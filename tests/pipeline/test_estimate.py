@@ -61,15 +61,49 @@ def test_llama_gains_nothing(figures, recompute, flash):
     assert result.with_bpipe.microbatch == 2
 
 
-def test_134b_on_48_devices_gains_by_less_recomputation():
-    # At t=4, p=12, without BPipe everything has to be recomputed; published: 1.25 to 2.17 times.
-    cluster = Cluster(devices=48, tensor_parallel=4)
-    model = estimation.MODELS["gpt3-134b"]
-    profiles = estimation.transformer_profiles(model, cluster, {1: 0.36})
+# On 48 A100, B=192. Model, t, sequence parallelism, stage efficiencies, kinds of recomputation;
+# then the best without and with BPipe, and the gain. The efficiencies are those that the figures of
+# GPT-3 96B on 32 devices imply; published, with settings that the abstract does not give: 1.25 to
+# 2.17 times.
+EVERY, NO_SELECTIVE = ("none", "selective", "full"), ("none", "full")
+ON_48_DEVICES = [
+    ("gpt3-96b", 8, False, {1: 0.359, 2: 0.508}, EVERY, (2, "full"), (2, "selective"), 1.32),
+    ("gpt3-96b", 8, False, {1: 0.359}, NO_SELECTIVE, (1, "full"), (1, "none"), 1.33),
+    ("gpt3-134b", 8, False, {1: 0.359}, EVERY, (1, "full"), (1, "selective"), 1.32),
+    ("gpt3-134b", 8, True, {1: 0.359}, NO_SELECTIVE, (1, "full"), (1, "none"), 1.33),
+    ("gpt3-134b", 4, True, {1: 0.359}, EVERY, (1, "full"), (1, "selective"), 1.32),
+    ("gpt3-96b", 8, True, {1: 0.359, 2: 0.508}, EVERY, (2, "selective"), (2, "selective"), 1.00),
+    ("gpt3-134b", 8, True, {1: 0.359, 2: 0.508}, EVERY, (2, "selective"), (2, "selective"), 1.00),
+]
+
+
+def on_48_devices(name, tensor_parallel, shared, efficiency, recomputations, *_):
+    cluster = Cluster(48, tensor_parallel, sequence_parallel=shared)
+    model = estimation.MODELS[name]
+    profiles = estimation.transformer_profiles(model, cluster, efficiency, recomputations)
     ranks = estimation.transformer_ranks(model, cluster)
-    result = estimate(profiles, 192, cluster.num_stages, ranks)
-    assert (result.without.recompute, result.with_bpipe.recompute) == ("full", "selective")
-    assert 1.25 < result.gain < 2.17
+    return estimate(profiles, 192, cluster.num_stages, ranks)
+
+
+@pytest.mark.parametrize("case", ON_48_DEVICES, ids=lambda case: f"{case[0]}-t{case[1]}")
+def test_on_48_devices_the_gain_is_less_recomputation(case):
+    *_, without, with_bpipe, gain = case
+    result = on_48_devices(*case)
+    assert (result.without.microbatch, result.without.recompute) == without
+    assert (result.with_bpipe.microbatch, result.with_bpipe.recompute) == with_bpipe
+    assert result.gain == pytest.approx(gain, abs=0.005)
+    assert result.pays == (gain > 1.02)
+
+
+def test_activations_without_sequence_parallelism():
+    # Korthikanti et al.: s·b·h·(10 + 24/t + 5·a·s/(h·t)).
+    model = Transformer(layers=2, hidden=64, heads=4, sequence=32)
+    size = 32 * 3 * 64
+    whole = size * (10 + 24 / 4 + 5 * 4 * 32 / (64 * 4))
+    assert model.layer_stash_bytes(3, "none", 4, sequence_parallel=False) == whole
+    selective = model.layer_stash_bytes(3, "selective", 4, sequence_parallel=False)
+    assert selective == size * (10 + 24 / 4)
+    assert model.layer_stash_bytes(3, sequence_parallel=False) == model.layer_stash_bytes(3)
 
 
 def test_closed_formulas():

@@ -141,11 +141,12 @@ def test_eager_stages_equal_compiled_ones():
     x = tf.constant(random.normal(size=(3, 4, 8)).astype("float32"))
     upstream = tf.constant(random.normal(size=(3, 4, 5)).astype("float32"))
     results = []
-    for kind, options in ((FunctionStage, {"recompute": False}), (EagerStage, {})):
-        stage, accumulators = make_stage(block(), x, kind, splits=False, **options)
+    for kind, recompute in itertools.product((FunctionStage, EagerStage), (False, True)):
+        stage, accumulators = make_stage(block(), x, kind, splits=False, recompute=recompute)
         results.append(passes(stage, accumulators, x, upstream, False)[1])
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
 def test_copies_of_what_is_in_the_stash_are_not():
@@ -158,15 +159,41 @@ def test_copies_of_what_is_in_the_stash_are_not():
     assert size <= 4 * tensorflow_internals.nbytes(x) + 200, "the input and three outputs"
 
 
-def test_random_numbers_that_cannot_be_repeated_are_kept_or_refused():
+def test_python_runs_once_where_the_stash_is_kept_and_twice_where_not():
+    x = tf.ones([2, 3])
+    for recompute, expected in ((False, 1), (True, 2)):
+        calls = []
+
+        def count(x, calls=calls):
+            calls.append(x)
+            return x * x
+
+        stage, accumulators = make_stage([count], x, EagerStage, splits=False, recompute=recompute)
+        calls.clear()
+        made, _ = passes(stage, accumulators, x, x, False)
+        assert len(calls) == expected
+        assert len(made.stash) == 1
+
+
+@pytest.mark.parametrize("kind", [FunctionStage, EagerStage])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_masks_are_the_same_forward_and_backward(kind, recompute):
     x = tf.ones([64, 16])
     layers = [lambda x: tf.nn.dropout(x, 0.5)]
-    stage, accumulators = make_stage(layers, x, recompute=True, splits=False)
-    made, found = passes(stage, accumulators, x, tf.ones_like(x), False)
-    np.testing.assert_array_equal(found[0], found[1])  # the same mask forward and backward
-    stage, accumulators = make_stage(layers, x, EagerStage, splits=False)
+    stage, accumulators = make_stage(layers, x, kind, recompute=recompute, splits=False)
+    _, found = passes(stage, accumulators, x, tf.ones_like(x), False)
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_random_numbers_that_cannot_be_repeated_are_refused():
+    x = tf.ones([64, 16])
+    own = np.random.default_rng(0)
+    layers = [lambda x: x * own.normal()]
+    stage, accumulators = make_stage(layers, x, EagerStage, splits=False, recompute=True)
     with pytest.raises(ModelError, match="draws random numbers"):
         passes(stage, accumulators, x, tf.ones_like(x), False)
+    stage, accumulators = make_stage(layers, x, EagerStage, splits=False, recompute=False)
+    passes(stage, accumulators, x, tf.ones_like(x), False)
 
 
 @pytest.mark.parametrize("kind", [FunctionStage, EagerStage])
@@ -181,9 +208,8 @@ def test_what_a_module_assigns_is_assigned_once(kind):
             return 2.0 * x
 
     module = Counting()
-    options = {"recompute": True} if kind is FunctionStage else {}
     x = tf.ones([2, 3])
-    stage, accumulators = make_stage([module], x, kind, splits=False, **options)
+    stage, accumulators = make_stage([module], x, kind, splits=False, recompute=True)
     passes(stage, accumulators, x, x, False)
     assert int(module.calls) == 1
 
@@ -216,7 +242,7 @@ def test_random_states_depend_on_seed_item_step_and_microbatch_alone():
     ]
     assert all((first[0] != other[0]).any() for other in others)
     pair = states(0, [dropout(), dropout()], 1, 2)
-    assert (pair[0] == first[0]).all() and (pair[2] != pair[0]).any()
+    assert (pair[0] == first[0]).all() and (pair[3] != pair[0]).any()
 
 
 # --- the ledger ----------------------------------------------------------------------------------
@@ -307,8 +333,8 @@ def test_keras_masks_travel_with_their_tensors():
     expected = lstm(embedding(x))
     model = Model([embedding, lstm], 0)
     specs = model.build(0, 2, [spec_of(tf.constant(x))])
-    seeds = tf.zeros([2, 2], tf.uint32)
     first = StageBody(model, model.items[:1], specs[0], None)
+    seeds = tf.zeros([9, 2], tf.uint32)
     made = first.run([tf.constant(x)], first.read_weights(), seeds, False)
     assert [t.dtype for t in made.outputs] == [tf.float32, tf.bool]
     second = StageBody(model, model.items[1:], specs[1], None)

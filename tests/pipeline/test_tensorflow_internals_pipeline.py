@@ -86,3 +86,142 @@ def test_view_of_a_variable_shares_its_value():
     optimizer.build([view])
     optimizer.apply_gradients([(tf.constant([1.0, 1.0]), view)])
     np.testing.assert_array_equal(variable, [0.0, 1.0])
+
+
+def test_losses_that_a_layer_and_its_parts_added():
+    class Adding(keras.Layer):
+        def __init__(self, part=None):
+            super().__init__()
+            self.part = part
+
+        def call(self, x):
+            self.add_loss(tf.reduce_sum(x))
+            return x if self.part is None else self.part(x)
+
+    layer = Adding(Adding())
+    layer(tf.ones([2]))
+    assert [float(loss) for loss in internals.added_losses(layer)] == [2, 2]
+    internals.clear_added_losses(layer)
+    assert internals.added_losses(layer) == []
+
+
+def test_every_random_op_is_redirected_and_left_again():
+    tf.random.set_seed(1)
+    generator = tf.random.Generator.from_seed(1)
+    drawing = [
+        lambda: tf.random.uniform([4]),
+        lambda: tf.random.uniform([4], 0, 99, tf.int32),
+        lambda: tf.random.normal([4]),
+        lambda: tf.random.truncated_normal([4]),
+        lambda: tf.random.categorical(tf.zeros([1, 99]), 4),
+        lambda: tf.random.shuffle(tf.range(99)),
+        lambda: tf.random.gamma([4], 1.0),
+        lambda: tf.random.poisson([4], 99.0),
+        lambda: tf.nn.dropout(tf.ones([99]), 0.5),
+        lambda: generator.normal([4]),
+        lambda: generator.binomial([4], 99.0, 0.5),
+    ]
+    for draw in drawing:
+        with internals.random_ops_from(lambda own: tf.constant([1, own], tf.int64)):
+            first, again = draw(), draw()
+        with internals.random_ops_from(lambda own: tf.constant([2, own], tf.int64)):
+            other = draw()
+        np.testing.assert_array_equal(first, again)
+        assert (first.numpy() != other.numpy()).any()
+        assert (draw().numpy() != draw().numpy()).any(), "the program's own are as before"
+
+
+def test_inner_functions_are_inlined_or_copied():
+    traced = []
+
+    @tf.function
+    def inner(x):
+        traced.append(x)
+        return x * 2.0 if tf.reduce_sum(x) > 0 else x  # needs autograph
+
+    @tf.function(autograph=False)
+    def outer(x):
+        with internals.inner_functions("inline"):
+            return inner(x)
+
+    x = tf.constant([1.0])
+    np.testing.assert_array_equal(outer(x), [2.0])
+    types = {op.type for op in outer.get_concrete_function(x).graph.get_operations()}
+    assert not {"PartitionedCall", "StatefulPartitionedCall"} & types
+    inner(x)
+    count = len(traced)
+    with internals.inner_functions("copy"):
+        inner(x)
+        inner(x)
+    assert len(traced) == count + 1, "the copy is traced once"
+    inner(x)
+    assert len(traced) == count + 1
+
+
+def test_legacy_optimizers_get_their_slots():
+    import tf_keras
+
+    optimizer = tf_keras.optimizers.legacy.Adam(0.1)
+    variable = tf.Variable([1.0, 2.0])
+    internals.make_legacy_slots(optimizer, [variable])
+    assert optimizer.get_slot(variable, "m").shape == [2]
+
+
+def test_recorded_ops_gradients_and_runs():
+    x, weight = tf.constant([1.0, 2.0]), tf.Variable([3.0, 4.0])
+    seen, functions = [], []
+
+    @tf.function
+    def inner(x):
+        return tf.exp(x)
+
+    with internals.recorded_ops(
+        [x, weight.handle], lambda *op: seen.append(op), lambda *call: functions.append(call)
+    ):
+        inner(x * weight)
+        with tf.init_scope():
+            pass
+    types = [op[0] for op in seen]
+    assert types[:2] == ["ReadVariableOp", "Mul"]
+    (name, outputs, inputs, backward) = functions[0]
+    assert inputs[0] is seen[1][3][0]
+    np.testing.assert_allclose(backward(*[tf.ones_like(t) for t in outputs])[0], np.exp([3.0, 8.0]))
+    _, inputs, attrs, outputs = seen[1]
+    found = internals.op_gradient("Mul", attrs, list(inputs), outputs, [tf.ones([2])], ())
+    np.testing.assert_array_equal(found[0], [3.0, 4.0])
+    np.testing.assert_array_equal(internals.run_op("Mul", list(inputs), attrs, 1)[0], [3.0, 8.0])
+    assert len(seen) == len(types), "nothing is told afterwards"
+
+
+def test_what_is_known_of_op_types():
+    assert internals.has_gradient("MatMul") and not internals.has_gradient("Shape")
+    assert not internals.has_gradient("NoSuchOp")
+    assert internals.is_stateful("RandomUniform") and not internals.is_stateful("MatMul")
+    assert internals.is_trainable_type(tf.float16) and not internals.is_trainable_type(tf.int32)
+
+
+def test_literal_graphs_keep_every_node_and_are_left_again(tmp_path):
+    from tensorflow.python.eager import context
+
+    @tf.function
+    def step(x):
+        # Grappler would remove both negations.
+        return tf.raw_ops.Neg(x=tf.raw_ops.Neg(x=x, name="one"), name="other")
+
+    before = context.context().function_call_options
+    with internals.literal_graphs():
+        step(tf.constant(1.0))
+        tf.profiler.experimental.start(
+            str(tmp_path), tf.profiler.experimental.ProfilerOptions(2, 0, 0)
+        )
+        step(tf.constant(1.0))
+        tf.profiler.experimental.stop()
+    assert context.context().function_call_options is before
+    (path,) = tmp_path.rglob("*.xplane.pb")
+    names = {
+        plane.event_metadata[event.metadata_id].name
+        for plane in internals.read_trace(str(path)).planes
+        for line in plane.lines
+        for event in line.events
+    }
+    assert {"one:Neg", "other:Neg"} <= names
