@@ -24,6 +24,15 @@ from terra_tf.report.counters import Stats
 class Writer:
     """Writes what has been counted since the last time, as scalars `terra/...`.
 
+        >>> import tempfile, tensorflow as tf, terra_tf as terra
+        >>> step = terra.function(lambda x: x + 1.0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = terra.tensorboard.Writer(folder, step)
+        ...     for turn in range(6):
+        ...         result = step(tf.constant(float(turn)))
+        ...     writer.write(step=0)
+        ...     writer.close()
+
     Iterations, graphs, feeds, fetches and waits are written as what was added since the last call;
     the share of co-executed iterations, and the size of the TraceGraph, as they are; each reason
     for a fallback as `terra/fallbacks/<code>`.

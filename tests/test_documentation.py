@@ -22,7 +22,7 @@ MODULES = ("api", "configuration", "errors", "keras", "tensorboard", "report.cou
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_run(name):
     module = importlib.import_module(f"terra_tf.{name}")
-    failed, tried = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    failed, tried = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert failed == 0
     assert tried > 0 or name in ("configuration", "errors", "report.counters")
 

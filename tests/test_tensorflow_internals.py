@@ -646,7 +646,7 @@ def test_tapes_and_gradient_functions_are_counted_in_eager_mode_only():
 
     tapes, gradients = internals.tape_activity()
     work()
-    assert internals.tape_activity()[0] == tapes + 1
+    assert internals.tape_activity()[0] > tapes
     assert internals.tape_activity()[1] >= gradients + 3
     gradients = internals.tape_activity()[1]
     tf.function(work)()
@@ -669,6 +669,7 @@ def test_an_active_tape_is_seen_on_its_own_thread():
     assert not internals.tape_is_active()
 
 
+@pytest.mark.timeout(200)
 def test_context_is_ready_after_the_first_op_and_not_before():
     program = (
         "import tensorflow as tf; from terra_tf import tensorflow_internals as i;"
