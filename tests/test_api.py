@@ -96,7 +96,7 @@ def test_a_text_argument_that_changes_does_not_keep_a_step_from_co_executing():
 
 def test_a_try_around_a_loop_does_not_put_the_ops_of_its_body_in_place():
     """`except KeyboardInterrupt` around the training loop: the handler is outside the iteration."""
-    from terra_tf import api
+    from terra_tf.region import loop_regions
 
     total = tf.Variable(0.0)
     terra.stats().reset()
@@ -107,7 +107,7 @@ def test_a_try_around_a_loop_does_not_put_the_ops_of_its_body_in_place():
         pass
     assert float(total) == 30.0
     assert terra.stats().coexecuted >= 6
-    (region,) = [r for r in api._loops.values() if r.name == "loop in a try"]
+    (region,) = [r for r in loop_regions() if r.name == "loop in a try"]
     (sequence,) = region.runner.tracegraph.sequences
     assert [node.op for node in sequence.trace.nodes if node.in_place] == []
 

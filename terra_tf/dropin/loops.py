@@ -26,11 +26,12 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from terra_tf.dropin.activity import activity, counting, op_calls
+from terra_tf.dropin.nests import Nest, merge, settle, sites_of
 from terra_tf.dropin.roles import (
     Activity,
     Evidence,
@@ -213,11 +214,11 @@ class Activation:
         self.site = site
         self.turns = 0
         self.region: Region | None = None
-        self.inside: dict[Site, Any] = {}
+        self.inside: Nest = {}
         self._code = code
         self._stack = _stack()
-        self._began = self._mark = _activity()
-        self._counted = _counting  # whether ops were counted from the turn's start
+        self._began = self._mark = activity()
+        self._counted = counting()  # whether ops were counted from the turn's start
         self._fetched = 0
         self._inner = Activity()  # of the turn: inner loops that are, or are around, steps
         self._around_steps = False
@@ -236,7 +237,7 @@ class Activation:
         if self.site.role is Role.STEP:
             self._open(None, item)
         elif not self._over:
-            self._fetched = _op_calls() - self._mark.ops
+            self._fetched = op_calls() - self._mark.ops
         return item
 
     def begin(self) -> None:
@@ -252,7 +253,7 @@ class Activation:
             if not self._over:
                 self._note_turn()
         elif not self._over:
-            self._mark, self._counted = _activity(), _counting
+            self._mark, self._counted = activity(), counting()
 
     def finish(self) -> None:
         """The loop has ended; goes on with the iteration around it, if there is one."""
@@ -276,7 +277,7 @@ class Activation:
         self._over = True
         if self in self._stack:
             del self._stack[self._stack.index(self) :]
-        everything = _activity() - self._began
+        everything = activity() - self._began
         self.site.note_execution(self.turns, everything.ops)
         if self._stack:
             self._stack[-1]._note_inner(self, everything)
@@ -284,7 +285,7 @@ class Activation:
     def is_silent(self) -> bool:
         """Whether no op was called since the loop began, so that it need not be watched."""
         self.leave()
-        if self.site.role is not Role.WATCHED or _op_calls() != self._began.ops:
+        if self.site.role is not Role.WATCHED or op_calls() != self._began.ops:
             return False
         self.drop()
         return True
@@ -320,7 +321,7 @@ class Activation:
         if site.split:
             return
         site.split = True
-        for inner in _nest(self.inside):
+        for inner in sites_of(self.inside):
             if inner.role is Role.PART and may_be_step(inner.evidence):
                 inner.decide(Role.STEP, "the iterations around it do not pay, and it may")
 
@@ -368,7 +369,7 @@ class Activation:
     # --- what is learned ---
 
     def _note_inner(self, inner: Activation, everything: Activity) -> None:
-        _merge(self.inside.setdefault(inner.site, {}), inner.inside)
+        merge(self.inside.setdefault(inner.site, {}), inner.inside)
         if inner.site.role in (Role.STEP, Role.OUTER):
             self._inner.add(everything)
             self._around_steps = True
@@ -379,12 +380,12 @@ class Activation:
         site = self.site
         if site.role is Role.STEP and not self._new_inside:
             self._inner, self._around_steps = Activity(), False
-            self._mark, self._counted = _activity(), _counting
+            self._mark, self._counted = activity(), counting()
             return
-        now = _activity()
+        now = activity()
         total = now - self._mark
         own = total - self._inner
-        counted, self._counted = self._counted, _counting
+        counted, self._counted = self._counted, counting()
         around_steps, self._around_steps = self._around_steps, False
         self._mark, self._inner = now, Activity()
         if counted:
@@ -404,51 +405,8 @@ class Activation:
             elif site.role is Role.OUTER and works_between(site.evidence):
                 site.decide(Role.STEP, "it does much between the loops inside its turns")
         if self._stack and self._stack[0] is self:
-            _settle(site, self.inside, covered=False)
+            settle(site, self.inside, covered=False)
             self._new_inside = False
-
-
-def _nest(inside: dict[Site, Any]) -> Iterator[Site]:
-    for site, rest in inside.items():
-        yield site
-        yield from _nest(rest)
-
-
-def _merge(nest: dict[Site, Any], other: dict[Site, Any]) -> None:
-    for site, inside in other.items():
-        _merge(nest.setdefault(site, {}), inside)
-
-
-def _settle(site: Site, inside: dict[Site, Any], covered: bool) -> None:
-    """Decides the loops of a nest that none of their turns has spoken for."""
-    if site.role is Role.WATCHED and covered:
-        site.decide(Role.PART, "the loop around it is one of iterations")
-    elif site.role is Role.WATCHED:
-        way = max(_ways_to_steps((site,), inside), key=_turns_at_its_end, default=())
-        for outer in way[:-1]:
-            outer.decide(Role.OUTER, "there are iterations inside its turns")
-        if way:
-            reason = "its turns call ops, and of its nest of loops it has the most turns"
-            way[-1].decide(Role.STEP, reason)
-    covered = covered or site.role is Role.STEP
-    for inner, rest in inside.items():
-        if site.role is not Role.WATCHED:
-            _settle(inner, rest, covered)
-
-
-def _ways_to_steps(way: tuple[Site, ...], inside: dict[Site, Any]) -> Iterator[tuple[Site, ...]]:
-    """The chains of undecided loops, outermost first, whose last one could be one of iterations."""
-    if way[-1].role is not Role.WATCHED:
-        return
-    if may_be_step(way[-1].evidence):
-        yield way
-    for inner, rest in inside.items():
-        if inner not in way:
-            yield from _ways_to_steps((*way, inner), rest)
-
-
-def _turns_at_its_end(way: tuple[Site, ...]) -> float:
-    return way[-1].evidence.turns_per_execution
 
 
 # --- what the thread does ---
@@ -461,7 +419,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_counting = False  # whether TensorFlow is there and its op calls are counted
 
 
 def _stack() -> list[Activation]:
@@ -472,7 +429,7 @@ def _in_a_step_of_its_own() -> bool:
     """Whether this thread is in a step that the program has made: then no loop matters."""
     if _thread.resting_steps:
         return True
-    if _thread.stack or not (_counting or _count()):
+    if _thread.stack or not counting():
         return False
     from terra_tf import native
 
@@ -497,41 +454,3 @@ def step_called() -> None:
     """The program calls a step of its own (`terra_tf.function`, a Keras model's)."""
     for activation in _thread.stack:
         activation.give_way()
-
-
-def _count() -> bool:
-    """Begins to count once the program has started TensorFlow; never starts it by itself."""
-    global _counting
-    if _counting or "tensorflow" not in sys.modules:
-        return _counting
-    context = sys.modules.get("tensorflow.python.eager.context")
-    if context is None or not hasattr(sys.modules["tensorflow"], "Variable"):
-        return False  # it is being imported
-    from terra_tf.tensorflow_internals import context_is_ready
-
-    if context_is_ready():
-        from terra_tf.region import usable
-        from terra_tf.runners.python_runner import initialise
-
-        if usable():
-            initialise()
-            _counting = usable()
-    return _counting
-
-
-def _op_calls() -> int:
-    if not _counting and not _count():
-        return 0
-    from terra_tf import native
-
-    return native.core.op_calls()
-
-
-def _activity() -> Activity:
-    ops = _op_calls()
-    if not _counting:
-        return Activity(seconds=time.perf_counter())
-    from terra_tf.tensorflow_internals import tape_activity
-
-    tapes, gradients = tape_activity()
-    return Activity(ops, tapes, gradients, time.perf_counter())
