@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline import estimation, planning, schedules, simulation
-    from pipeline.errors import PipelineError, ScheduleError
+    from pipeline.errors import (
+        CheckpointError,
+        CommunicationError,
+        CommunicationTimeout,
+        PipelineError,
+        ScheduleError,
+    )
     from pipeline.runtime import Pipeline
     from pipeline.schedules import Schedule
     from pipeline.simulation import Costs, Simulation, simulate
@@ -37,6 +43,9 @@ allow_dynamic_process_sets()
 # Loaded on first use, so that `import pipeline` neither waits for TensorFlow nor configures it.
 # Name → the module that has it.
 _HOMES = {
+    "CheckpointError": "pipeline.errors",
+    "CommunicationError": "pipeline.errors",
+    "CommunicationTimeout": "pipeline.errors",
     "Costs": "pipeline.simulation",
     "Pipeline": "pipeline.runtime",
     "PipelineError": "pipeline.errors",
@@ -48,6 +57,9 @@ _HOMES = {
 _MODULES = frozenset({"estimation", "planning", "schedules", "simulation"})
 
 __all__ = [
+    "CheckpointError",
+    "CommunicationError",
+    "CommunicationTimeout",
     "Costs",
     "Pipeline",
     "PipelineError",

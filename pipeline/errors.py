@@ -36,18 +36,22 @@ class ScheduleError(PipelineError, ValueError):
 
 
 class CommunicationError(PipelineError, RuntimeError):
-    """A message to or from another rank failed: a peer ended, gave up, or sent what does not fit.
+    """Another rank has ended, gave up, or sent what does not fit.
 
-    The pipeline is broken after it; make a new one, in new processes if a process has ended.
+    The message names what this rank was at, for which micro-batch and with which rank, and what has
+    happened there. The pipeline is broken after it; make a new one, in new processes if a process
+    has ended: `terra-pipeline run --restarts` launches the job again, `Pipeline(checkpoint=...)`
+    has it go on.
     """
 
 
 class CommunicationTimeout(CommunicationError, TimeoutError):
     """A message did not come within the pipeline's `timeout` seconds.
 
-    The other rank may be stopped, may be much slower, or may not be in the same call (all ranks of
-    a replica have to call `train_step`, `evaluate` and `predict` equally often). Raise `timeout` if
-    a stage may rightly take that long.
+    The message names the ranks that do not answer at all, or what the others are doing. They may be
+    stopped, may be much slower, or may not be in the same call (all ranks of a replica have to call
+    `train_step`, `evaluate` and `predict` equally often). Raise `timeout` if a stage may rightly
+    take that long.
     """
 
 
@@ -57,6 +61,10 @@ class ModelError(PipelineError, ValueError):
 
 class UsageError(PipelineError, ValueError):
     """An argument or a call that cannot work, found before anything was sent."""
+
+
+class BatchError(PipelineError, ValueError):
+    """The ranks of a replica were given different batches; found before weights were changed."""
 
 
 class CheckpointError(PipelineError, ValueError):

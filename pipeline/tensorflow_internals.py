@@ -149,6 +149,34 @@ def nbytes(tensor: Any) -> int:
     return tensor._num_elements() * tensor.dtype.size
 
 
+@contextmanager
+def direct_updates(optimizer: Any) -> Iterator[None]:
+    """Inside, an optimizer of Keras 3 updates variables itself (`_backend_update_step`).
+
+    Otherwise it goes through `tf.distribute`, and then the graph that it is called in is never
+    freed, and with it the memory of every variable that the graph uses.
+    """
+    parts = [
+        part
+        for part in (optimizer, getattr(optimizer, "inner_optimizer", None))
+        if isinstance(part, keras.optimizers.Optimizer) and hasattr(part, "_backend_update_step")
+    ]
+    for part in parts:
+
+        def update(
+            gradients: Any, variables: Any, learning_rate: Any, update_step: Any = part.update_step
+        ) -> None:
+            for gradient, variable in zip(gradients, variables, strict=True):
+                update_step(gradient, getattr(variable, "value", variable), learning_rate)
+
+        vars(part)["_backend_update_step"] = update
+    try:
+        yield
+    finally:
+        for part in parts:
+            del vars(part)["_backend_update_step"]
+
+
 class _SharedVariable(keras.Variable):
     """A `keras.Variable` that is another view of a `tf.Variable` (`Variable._initialize`)."""
 

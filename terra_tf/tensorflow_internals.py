@@ -478,13 +478,18 @@ def is_bookkeeping(owner: Any, name: str) -> bool:
     return name in _BOOKKEEPING or name.startswith("_self_")
 
 
+def only_names_things(attribute: str) -> bool:
+    """Whether a library's attribute of a thread only serves to name what is made."""
+    return attribute in ("name_scope_stack", "scope_name")
+
+
 def call_context_keys(value: Any) -> tuple[str, ...] | None:
     """For what Keras makes anew for each call of a layer: the keys that matter; else None."""
     kind = type(value)
     if kind.__name__ == "CallContext" and kind.__module__.startswith("keras."):
         return tuple(vars(value))
-    if kind is dict and value.keys() >= {"layer", "inputs", "build_graph", "training", "saving"}:
-        return ("layer", "build_graph", "training", "saving")
+    if kind is dict and value.keys() >= {"layer", "inputs", "build_graph"}:
+        return tuple(key for key in value if key != "inputs")
     return None
 
 
@@ -505,7 +510,7 @@ def library_functions(library: str) -> list[tuple[type, str, int]]:
             found += [(kind, name, -1) for name in names]
     for kind in _with_subclasses(root.optimizers.Optimizer.__mro__[-3]):
         if kind.__module__.startswith(f"{library}."):
-            for name in ("apply_gradients", "apply"):
+            for name in ("apply_gradients", "apply", "_backend_update_step"):
                 if name in vars(kind):
                     found.append((kind, name, 1))
     return found

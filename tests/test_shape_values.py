@@ -129,6 +129,25 @@ def test_a_size_that_depends_on_values_is_waited_for():
     assert fetches >= len(SIZES)
 
 
+def test_a_size_that_is_itself_a_value_is_waited_for_behind_a_write():
+    def make():
+        w = weights()
+
+        def step(x):
+            w.assign_add(tf.ones([4, 4]))
+            n = tf.cast(tf.reduce_max(x) * 0.0 + 1.0 + tf.reduce_sum(w) * 0.0, tf.int32)
+            z = tf.fill([n + 2], 1.5)
+            size = int(tf.shape(z)[0])
+            w.assign_sub(0.5 * tf.ones([4, 4]) / size)
+            return tf.reduce_sum(z), size
+
+        return step, [w]
+
+    fetches, stats = check(make)
+    assert stats.coexecuted >= 12
+    assert stats.fallen_back <= 2
+
+
 def test_several_shapes_at_once():
     def make():
         w = weights()

@@ -96,6 +96,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """Reads a whole number."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
 def numbers(text: str) -> float | list[float]:
     """Reads one number, or several with commas."""
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -42,19 +43,27 @@ class HorovodTransfer:
 
     def run(self, work: Callable[[HorovodTransfer], None], after: HorovodTransfer | None) -> None:
         """Does the work when `after` has ended; what it raises is kept for who waits."""
-        if after is not None:
-            after.wait(None)
-            self.posted = time.monotonic_ns()
         try:
+            if after is not None:
+                after.wait(None)
+                if after.problem is not None:
+                    raise after.problem
+                self.posted = time.monotonic_ns()
             work(self)
         except Exception as error:  # whatever Horovod raises belongs to who waits
-            self.problem = error
+            self.problem = self.problem or error
         self.finished = time.monotonic_ns()
         self._ended.set()
 
     def wait(self, seconds: float | None) -> bool:
         """Whether it has ended within that time; None waits without end."""
         return self._ended.wait(seconds)
+
+    def fail(self, why: str) -> None:
+        """Has whoever waits go on; its thread may be stuck in Horovod as long as it likes."""
+        if not self._ended.is_set():
+            self.problem = self.problem or CommunicationError(why)
+            self._ended.set()
 
 
 class HorovodTransport:
@@ -65,19 +74,27 @@ class HorovodTransport:
         pairs: every pair of ranks in the job that talks to each other; the same on all ranks.
         name: part of the collectives' names; the same on all ranks.
         timeout: seconds that a wait may take.
+        make_set: makes the process set of some ranks; a collective.
     """
 
     name = "horovod"
 
     def __init__(
-        self, rank: int, pairs: Iterable[tuple[int, int]], name: str, timeout: float = 60.0
+        self,
+        rank: int,
+        pairs: Iterable[tuple[int, int]],
+        name: str,
+        timeout: float = 60.0,
+        make_set: Callable[[Iterable[int]], object] = process_set,
     ) -> None:
         self.timeout = timeout
+        self.silence: Callable[[], str] = str
+        self.reason: Callable[[], str] = str
         self._rank = rank
         self._prefix = name
         self._sets = {}
         for low, high in sorted({(min(pair), max(pair)) for pair in pairs}):
-            group = process_set((low, high))
+            group = make_set((low, high))
             if rank in (low, high):
                 self._sets[low + high - rank] = group
         # Collective's name → the function that runs it, and a lock: a name can be used by one
@@ -87,6 +104,7 @@ class HorovodTransport:
         self._lock = threading.Lock()
         self._counters = TransportCounters()
         self._broken: str | None = None
+        self._under_way: weakref.WeakSet[HorovodTransfer] = weakref.WeakSet()
 
     def isend(
         self,
@@ -138,9 +156,12 @@ class HorovodTransport:
         """See `Transport`."""
         seconds = self.timeout if timeout is None else timeout
         if not transfer.wait(seconds):
-            raise CommunicationTimeout(f"{what}: nothing came within {seconds:g} s")
+            raise CommunicationTimeout(f"{what}: nothing came within {seconds:g} s{self.silence()}")
         if transfer.problem is not None:
-            raise CommunicationError(f"{what}: {transfer.problem}") from transfer.problem
+            why: object = transfer.problem
+            if not isinstance(why, CommunicationError):
+                why = self.reason() or why
+            raise CommunicationError(f"{what}: {why}") from transfer.problem
         tensors, transfer.tensors = transfer.tensors, []
         return tensors
 
@@ -153,8 +174,16 @@ class HorovodTransport:
         return self._counters
 
     def abort(self, why: str) -> None:
-        """Stops sending; over Horovod alone, peers learn it when this process ends."""
-        self._broken = why
+        """Ends what is under way here; peers learn why from the watch."""
+        self.fail(why)
+
+    def fail(self, why: str) -> None:
+        """See `Transport`."""
+        with self._lock:
+            self._broken = self._broken or why
+            under_way = list(self._under_way)
+        for transfer in under_way:
+            transfer.fail(why)
 
     def close(self) -> None:
         """Nothing is open: a thread ends with its message, or with the process."""
@@ -167,9 +196,12 @@ class HorovodTransport:
     ) -> HorovodTransfer:
         if peer not in self._sets:
             raise CommunicationError(f"not connected to rank {peer}")
-        if self._broken is not None:
-            raise CommunicationError(self._broken)
         transfer = HorovodTransfer()
+        with self._lock:
+            self._under_way.add(transfer)
+        if self._broken is not None:
+            transfer.fail(self._broken)
+            return transfer
         threading.Thread(
             target=transfer.run, args=(work, after), name="pipeline-horovod", daemon=True
         ).start()

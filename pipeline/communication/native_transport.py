@@ -6,7 +6,7 @@ All bytes are moved by C++ threads (`pipeline/native`), without Python and its l
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -54,6 +54,8 @@ class NativeTransport:
         if native.core is None:
             raise CommunicationError(native.problem)
         self.timeout = timeout
+        self.silence: Callable[[], str] = str
+        self.reason: Callable[[], str] = str
         self._endpoint = native.core.Endpoint(
             rank, secret, interface or local_interface(), WINDOW_BYTES
         )
@@ -113,9 +115,11 @@ class NativeTransport:
         """See `Transport`."""
         seconds = self.timeout if timeout is None else timeout
         if not transfer.wait(seconds):
-            raise CommunicationTimeout(f"{what}: nothing came within {seconds:g} s")
+            raise CommunicationTimeout(f"{what}: nothing came within {seconds:g} s{self.silence()}")
         problem = transfer.problem
         if problem is not None:
+            if transfer.was_cut:
+                problem = self.reason() or problem
             raise CommunicationError(f"{what}: {problem}")
         dtypes = transfer.dtypes
         return native.operations.pipeline_take(transfer.id, T=dtypes) if dtypes else []
@@ -131,6 +135,10 @@ class NativeTransport:
     def abort(self, why: str) -> None:
         """See `Transport`."""
         self._endpoint.abort(why)
+
+    def fail(self, why: str) -> None:
+        """See `Transport`."""
+        self._endpoint.fail(why)
 
     def close(self) -> None:
         """See `Transport`."""

@@ -7,7 +7,7 @@ rank; messages of one tag arrive in the order of their sends. Nothing blocks but
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,10 +59,15 @@ class Transport(Protocol):
     Attributes:
         name: `native` or `horovod`.
         timeout: seconds that `wait` waits at most, unless told otherwise.
+        silence: what is known of other ranks when a wait took too long, to add to its error.
+        reason: why another rank has failed, after a moment if need be, where a connection just
+            ended; empty if nothing is known.
     """
 
     name: str
     timeout: float
+    silence: Callable[[], str]
+    reason: Callable[[], str]
 
     def isend(
         self,
@@ -113,6 +118,9 @@ class Transport(Protocol):
 
     def abort(self, why: str) -> None:
         """Tells all peers that this rank gives up: what they wait for ends with `why`."""
+
+    def fail(self, why: str) -> None:
+        """Ends, with `why`, all that is under way here; called by another thread."""
 
     def close(self) -> None:
         """Ends the transport and its threads; what was sent gets a moment to leave."""

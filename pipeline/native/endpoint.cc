@@ -24,8 +24,10 @@ namespace pipeline {
 namespace {
 
 constexpr uint32_t kMagic = 0x42506970;
-// A stranger that connects and says nothing holds up the accepting thread for this long.
+// A stranger that connects and says nothing is sent away after this time.
 constexpr timeval kGreetingTime{2, 0};
+// So many may try at once; more are sent away.
+constexpr int kMaxGreeted = 64;
 
 // What the connecting side says first; the other answers with one byte.
 struct Greeting {
@@ -193,6 +195,24 @@ void Endpoint::ConnectTcp(int peer, const std::string& ip, int port) {
 void Endpoint::Accept(int listener, bool local) {
   const int connection = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
   if (connection < 0) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (num_greeted_ == kMaxGreeted || closed_) {
+      close(connection);
+      return;
+    }
+    ++num_greeted_;
+  }
+  // Strangers must hold up neither a peer that connects nor the news of one that ends.
+  std::thread([this, connection, local] {
+    Greet(connection, local);
+    std::unique_lock<std::mutex> lock(mutex_);
+    --num_greeted_;
+    std::notify_all_at_thread_exit(changed_, std::move(lock));
+  }).detach();
+}
+
+void Endpoint::Greet(int connection, bool local) {
   SetTimeout(connection, kGreetingTime);
   Greeting greeting;
   int memory;
@@ -292,14 +312,24 @@ void Endpoint::Abort(const std::string& why) {
   for (auto& link : links) link->Abort(why);
 }
 
+void Endpoint::Fail(const std::string& why) {
+  std::vector<std::shared_ptr<Link>> links;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [rank, peer] : peers_) links.push_back(peer.link);
+  }
+  for (auto& link : links) link->Fail(why);
+}
+
 void Endpoint::Close(double seconds) {
   std::map<int, Peer> peers;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     if (closed_) return;
     closed_ = true;
     peers.swap(peers_);
     changed_.notify_all();
+    changed_.wait(lock, [&] { return num_greeted_ == 0; });
   }
   const uint64_t one = 1;
   if (write(wake_, &one, sizeof(one)) == sizeof(one)) server_.join();

@@ -43,8 +43,11 @@ class Endpoint {
   // What the link to a peer goes over: "shared-memory", "unix" or "tcp"; empty if there is none.
   std::string KindOf(int peer);
 
-  // Tells all peers that this process gives up and why, and ends the links.
+  // Tells all peers that this process gives up and why; their links end with that.
   void Abort(const std::string& why);
+
+  // Ends the links of this process, which learned from elsewhere that it cannot go on.
+  void Fail(const std::string& why);
 
   // Ends everything; what was sent gets up to `seconds` to leave. Any number of times.
   void Close(double seconds);
@@ -59,6 +62,7 @@ class Endpoint {
 
   void Serve();
   void Accept(int listener, bool local);
+  void Greet(int connection, bool local);
   void Add(int peer, std::unique_ptr<Channel> channel, const std::string& kind);
 
   const int rank_;
@@ -72,6 +76,7 @@ class Endpoint {
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::map<int, Peer> peers_;
+  int num_greeted_ = 0;  // connections that have yet to show the secret, each with a thread
   bool closed_ = false;
 
   std::thread server_;

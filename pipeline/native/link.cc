@@ -26,6 +26,7 @@ enum Kind : uint32_t {
   kTaken = 3,        // a message of `bytes`, sent from the window, was matched: room again
   kTakenCredit = 4,  // the same, and its receive had not been announced by a credit
   kAbort = 5,        // the peer gives up; a text of `bytes` follows
+  kBye = 6,          // the peer closes the link; nothing follows
 };
 
 constexpr uint32_t kMaxTensors = 1 << 16;
@@ -107,9 +108,11 @@ Link::Link(int peer, std::unique_ptr<Channel> channel, uint64_t window)
 
 Link::~Link() { Close(0); }
 
-std::string Link::Ended() const {
-  return absl::StrCat("the connection to rank ", peer_,
-                      " was lost: its process has ended or closed its pipeline");
+absl::Status Link::Ended() const {
+  return absl::UnavailableError(
+      peer_closed_
+          ? absl::StrCat("rank ", peer_, " has ended or closed its pipeline")
+          : absl::StrCat("the connection to rank ", peer_, " was lost: its process has ended"));
 }
 
 void Link::PeerEnded() {
@@ -136,7 +139,7 @@ void Link::Send(std::shared_ptr<Transfer> transfer) {
       return;
     }
   }
-  transfer->Finish(absl::AbortedError(why_));
+  transfer->Finish(status_);
 }
 
 void Link::Receive(std::shared_ptr<Transfer> transfer) {
@@ -159,17 +162,19 @@ void Link::Receive(std::shared_ptr<Transfer> transfer) {
   if (message != nullptr) {
     Complete(*transfer, *message);
   } else if (transfer != nullptr) {
-    transfer->Finish(absl::AbortedError(why_));
+    transfer->Finish(status_);
   }
 }
 
-void Link::Fail(const std::string& why) {
+void Link::Fail(const std::string& why) { End(absl::AbortedError(why)); }
+
+void Link::End(absl::Status status) {
   std::vector<std::shared_ptr<Transfer>> under_way;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (failed_) return;
     failed_ = true;
-    why_ = why;
+    status_ = status;
     under_way.assign(sends_.begin(), sends_.end());
     if (sending_ != nullptr) under_way.push_back(sending_);
     // What has arrived can still be received.
@@ -182,7 +187,7 @@ void Link::Fail(const std::string& why) {
   }
   channel_->Shutdown();
   changed_.notify_all();
-  for (auto& transfer : under_way) transfer->Finish(absl::AbortedError(why));
+  for (auto& transfer : under_way) transfer->Finish(status);
 }
 
 void Link::Abort(const std::string& why) {
@@ -195,6 +200,8 @@ void Link::Abort(const std::string& why) {
 void Link::Close(double seconds) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
+    if (!failed_) controls_.push_back({kBye, 0, 0, ""});
+    changed_.notify_all();
     changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
       return failed_ || (sends_.empty() && controls_.empty() && idle_);
     });
@@ -264,7 +271,7 @@ void Link::Write() {
       ok = channel_->Write(&frame, sizeof(frame)) &&
            channel_->Write(control.text.data(), control.text.size());
     }
-    if (!ok) return Fail(Ended());
+    if (!ok) return End(Ended());
   }
 }
 
@@ -301,9 +308,9 @@ bool Link::WriteMessage(Transfer& transfer, bool from_window) {
 void Link::Read() {
   for (;;) {
     Frame frame;
-    if (!channel_->Read(&frame, sizeof(frame))) return Fail(Ended());
+    if (!channel_->Read(&frame, sizeof(frame))) return End(Ended());
     const bool ok = frame.kind == kMessage ? ReadMessage(frame) : ReadControl(frame);
-    if (!ok) return Fail(Ended());
+    if (!ok) return End(Ended());
   }
 }
 
@@ -352,6 +359,10 @@ bool Link::ReadControl(const Frame& frame) {
     if (!channel_->Read(text.data(), text.size())) return false;
     Fail(text);
     return false;
+  }
+  if (frame.kind == kBye) {
+    peer_closed_ = true;
+    return true;
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (frame.kind == kCredit || frame.kind == kTakenCredit) ++outgoing_[frame.tag].credited;

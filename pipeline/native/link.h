@@ -48,7 +48,8 @@ class Link {
   void Send(std::shared_ptr<Transfer> transfer);
   void Receive(std::shared_ptr<Transfer> transfer);
 
-  // Ends every transfer under way and to come with an error that says `why`.
+  // Ends every transfer under way and to come with an error that says `why`. Where the channel
+  // just ends, and nobody has said why, the error is one of the kind `Unavailable` instead.
   void Fail(const std::string& why);
 
   // Tells the peer that this process gives up; the peer's link fails with `why`.
@@ -81,11 +82,13 @@ class Link {
   bool ReadMessage(const struct Frame& frame);
   bool ReadControl(const struct Frame& frame);
   std::shared_ptr<Transfer> NextToSend(bool* from_window);
-  std::string Ended() const;
+  absl::Status Ended() const;
+  void End(absl::Status status);
 
   const int peer_;
   const std::unique_ptr<Channel> channel_;
   std::atomic<bool> peer_ended_{false};
+  std::atomic<bool> peer_closed_{false};  // it said so, and did not just end
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
@@ -99,7 +102,7 @@ class Link {
   double writer_cpu_seconds_ = 0, reader_cpu_seconds_ = 0;
   bool failed_ = false;
   bool idle_ = true;  // the writer has nothing under way
-  std::string why_;
+  absl::Status status_;  // what it ended with
 
   std::thread writer_, reader_;
 };

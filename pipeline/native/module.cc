@@ -2,7 +2,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -83,6 +87,9 @@ py::object Problem(Transfer& transfer) {
   return py::str(std::string(status.message()));
 }
 
+// The connection ended, and nobody has said why.
+bool WasCut(Transfer& transfer) { return absl::IsUnavailable(transfer.status()); }
+
 std::vector<int> Dtypes(const Transfer& transfer) {
   std::vector<int> dtypes;
   for (const auto& tensor : transfer.tensors) dtypes.push_back(tensor.dtype());
@@ -99,8 +106,20 @@ void BindTransfer(py::module_& m) {
       .def_readonly("finished", &Transfer::finished)
       .def_property_readonly("done", [](Transfer& t) { return t.Wait(0); })
       .def_property_readonly("problem", &Problem)
+      .def_property_readonly("was_cut", &WasCut)
       .def_property_readonly("dtypes", &Dtypes)
       .def("wait", &Wait);
+}
+
+// Has this process end, once all else is done, without the destructors of static objects, some of
+// which wait for other processes. What was registered last runs first. Success is out of question.
+void EndWithoutDestructors() {
+  on_exit(
+      [](int status, void*) {
+        std::fflush(nullptr);
+        _exit(status == 0 ? EXIT_FAILURE : status);
+      },
+      nullptr);
 }
 
 void BindEndpoint(py::module_& m) {
@@ -120,6 +139,7 @@ void BindEndpoint(py::module_& m) {
       .def("receive", &Receive)
       .def("forward", &Forward)
       .def("abort", &Endpoint::Abort, Release())
+      .def("fail", &Endpoint::Fail, Release())
       .def("close", &Endpoint::Close, Release())
       .def("counters", [](Endpoint& endpoint) {
         const LinkCounters c = endpoint.counters();
@@ -141,6 +161,7 @@ PYBIND11_MODULE(_transport, m) {
   BindTransfer(m);
   BindEndpoint(m);
   m.def("now", &Now);
+  m.def("end_without_destructors", &EndWithoutDestructors);
 }
 
 }  // namespace pipeline

@@ -5,7 +5,9 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,7 +15,9 @@
 #include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "channel.h"
 
 namespace pipeline {
@@ -23,6 +27,8 @@ constexpr size_t kCapacity = 4 << 20;
 // Progress is published in pieces, so that reader and writer copy at the same time.
 constexpr size_t kPiece = 256 << 10;
 constexpr int kSpins = 100;
+// Nobody changes the size of the memory any more.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // A sleeper looks again after this time even if nobody wakes it: a dead peer wakes nobody.
 constexpr timespec kNap{0, 50'000'000};
 
@@ -152,16 +158,27 @@ class RingChannel : public Channel {
 }  // namespace
 
 int MakeRingMemory() {
-  const int memory = static_cast<int>(syscall(SYS_memfd_create, "pipeline-rings", MFD_CLOEXEC));
+  // The name is only for people who look at the process's files, and the mode keeps others from
+  // opening it there.
+  uint64_t random;
+  if (getrandom(&random, sizeof(random), 0) != sizeof(random)) return -1;
+  const std::string name = absl::StrCat("pipeline-", absl::Hex(random, absl::kZeroPad16));
+  const int memory = static_cast<int>(
+      syscall(SYS_memfd_create, name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (memory < 0) return -1;
-  if (ftruncate(memory, sizeof(RingPair)) == 0) return memory;
+  if (fchmod(memory, 0600) == 0 && ftruncate(memory, sizeof(RingPair)) == 0 &&
+      fcntl(memory, F_ADD_SEALS, kSeals) == 0) {
+    return memory;
+  }
   close(memory);
   return -1;
 }
 
 std::unique_ptr<Channel> MakeRingChannel(int socket, int memory, bool first) {
-  // The peer's memory is mapped only if it has the size of ours; a shorter one would fault later.
-  const bool fits = lseek(memory, 0, SEEK_END) == static_cast<off_t>(sizeof(RingPair));
+  // The peer's memory is mapped only if it has the size of ours and keeps it; a shorter one would
+  // fault later.
+  const bool fits = lseek(memory, 0, SEEK_END) == static_cast<off_t>(sizeof(RingPair)) &&
+                    (fcntl(memory, F_GET_SEALS) & kSeals) == kSeals;
   void* mapped = fits ? mmap(nullptr, sizeof(RingPair), PROT_READ | PROT_WRITE, MAP_SHARED,
                              memory, 0)
                       : MAP_FAILED;

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from pipeline.errors import UsageError
 from pipeline.runtime.structure import flatten
 
 
@@ -19,9 +20,9 @@ def num_samples(batch: Any, what: str) -> int:
     parts = [part for part in flatten(batch) if part is not None]
     lengths = {len(part) if np.ndim(part) else None for part in parts}
     if not parts or None in lengths:
-        raise ValueError(f"{what} must be arrays whose first dimension counts the samples")
+        raise UsageError(f"{what} must be arrays whose first dimension counts the samples")
     if len(lengths) > 1:
-        raise ValueError(f"the arrays of {what} have different numbers of samples: {lengths}")
+        raise UsageError(f"the arrays of {what} have different numbers of samples: {lengths}")
     return lengths.pop()
 
 
@@ -39,9 +40,9 @@ def check_batch(x: Any, others: dict[str, Any], least: int) -> int:
     count = num_samples(x, "x")
     for name, part in others.items():
         if part is not None and num_samples(part, name) != count:
-            raise ValueError(f"x has {count} samples, {name} has {num_samples(part, name)}")
+            raise UsageError(f"x has {count} samples, {name} has {num_samples(part, name)}")
     if count < least:
-        raise ValueError(
+        raise UsageError(
             f"the batch has {count} samples and cannot be split into {least} micro-batches; give "
             "more samples or fewer micro-batches"
         )

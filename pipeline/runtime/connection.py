@@ -1,14 +1,26 @@
-"""Connects the ranks of a job as a schedule needs it."""
+"""Connects the ranks: once a job by the watch, and for each pipeline as its schedule needs it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pipeline import native
+from pipeline.communication import ending
+from pipeline.communication.collectives import Collectives
 from pipeline.communication.horovod_transport import HorovodTransport
 from pipeline.communication.native_transport import NativeTransport
-from pipeline.communication.rendezvous import exchange_over_horovod, shared_secret
+from pipeline.communication.process_sets import process_set
+from pipeline.communication.rendezvous import (
+    Address,
+    exchange_over_horovod,
+    gather_over_horovod,
+    local_interface,
+    shared_secret,
+)
 from pipeline.communication.transport import Transport
+from pipeline.communication.watch import Watch
 from pipeline.errors import UsageError
 from pipeline.runtime.places import Place
 from pipeline.schedules import Schedule
@@ -16,8 +28,46 @@ from pipeline.schedules import Schedule
 _NAMES = ("auto", "tcp", "horovod")
 
 
+@dataclass(frozen=True)
+class Job:
+    """What all pipelines of this process share.
+
+    Attributes:
+        secret: 16 bytes that only the job's ranks know.
+        watch: over its ranks.
+    """
+
+    secret: bytes
+    watch: Watch
+
+
+_job: Job | None = None
+
+
+def join_job(rank: int, size: int, timeout: float) -> Job:
+    """The job of this process; the first call is a collective over all ranks."""
+    global _job
+    if _job is None:
+        collectives = Collectives("", timeout, None)
+        secret = collectives.run("the first meeting of all ranks", [], shared_secret)
+
+        def exchange(address: list[Any]) -> list[list[Any]]:
+            what = "the exchange of addresses between all ranks"
+            return collectives.run(what, [], lambda: gather_over_horovod(address))
+
+        watch = Watch(rank, size, secret, local_interface(), exchange, timeout)
+        ending.prepare(watch)
+        _job = Job(secret, watch)
+    return _job
+
+
 def connect(
-    schedule: Schedule, place: Place, size: int, wanted: str, timeout: float, name: str
+    schedule: Schedule,
+    place: Place,
+    size: int,
+    wanted: str,
+    collectives: Collectives,
+    secret: bytes,
 ) -> Transport:
     """The transport of a pipeline; a collective over all ranks.
 
@@ -26,8 +76,8 @@ def connect(
         place: where this rank is.
         size: the number of ranks in the job.
         wanted: `auto`, `tcp` or `horovod`.
-        timeout: seconds that a wait may take.
-        name: of the pipeline, the same on all ranks.
+        collectives: of the pipeline, with its time limit and its name, the same on all ranks.
+        secret: of the job.
 
     Raises:
         ValueError: if `wanted` is none of these.
@@ -37,17 +87,34 @@ def connect(
     pairs = peer_pairs(schedule, place.mapping.ranks)
     # Rank 0 talks to all, to exchange what all have to know.
     pairs |= {(0, rank) for rank in range(1, size)}
+    timeout = collectives.timeout
     if wanted == "horovod" or (wanted == "auto" and native.core is None):
-        return HorovodTransport(place.rank, pairs, name, timeout)
-    peers = {b if a == place.rank else a for a, b in pairs if place.rank in (a, b)}
-    return NativeTransport(
-        place.rank,
-        peers,
-        shared_secret(),
-        exchange_over_horovod,
-        timeout,
-        only_tcp=wanted == "tcp",
-    )
+
+        def make_set(ranks: Iterable[int]) -> object:
+            members = sorted(ranks)
+            return collectives.run(
+                f"making a process set of ranks {members}", [], lambda: process_set(members)
+            )
+
+        transport: Transport = HorovodTransport(
+            place.rank, pairs, collectives.name, timeout, make_set
+        )
+    else:
+
+        def exchange(address: Address) -> list[Address]:
+            what = "the exchange of addresses between all ranks"
+            return collectives.run(what, [], lambda: exchange_over_horovod(address))
+
+        transport = NativeTransport(
+            place.rank,
+            {b if a == place.rank else a for a, b in pairs if place.rank in (a, b)},
+            secret,
+            exchange,
+            timeout,
+            only_tcp=wanted == "tcp",
+        )
+    transport.silence, transport.reason = collectives.silence, collectives.reason
+    return transport
 
 
 def peer_pairs(schedule: Schedule, placed: Sequence[Sequence[int]]) -> set[tuple[int, int]]:

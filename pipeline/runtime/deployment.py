@@ -13,13 +13,15 @@ All ranks go through the same steps together:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from pipeline.communication.collectives import Collectives
 from pipeline.communication.hub import Hub
 from pipeline.communication.process_sets import process_set
 from pipeline.communication.transport import Transport, encode
@@ -38,6 +40,7 @@ from pipeline.schedules import Schedule
 _SPECS = encode("SPECS")
 _OUTPUTS = encode("OUTPUTS")
 _FETCH = encode("FETCH")
+_SUM = encode("SUM")
 
 
 @dataclass
@@ -46,23 +49,25 @@ class Request:
 
     Attributes:
         model: the whole model.
+        source: what the user passed as the model.
         loss: called as `loss(y_true, y_pred)`.
         optimizer: of Keras 3 or tf_keras.
         schedule: what the ranks of a replica do.
         recompute: for each rank of a replica, whether its stages recompute.
         partition: `uniform`, `parameters`, `time` or explicit cuts.
         stage_mode: `function`, `eager` or `terra`.
-        name: of this pipeline in names of collectives; the same on all ranks.
+        collectives: of this pipeline; their name is the same on all ranks.
     """
 
     model: Model
+    source: Any
     loss: Callable[..., Any]
     optimizer: Any
     schedule: Schedule
     recompute: Sequence[bool]
     partition: str | Sequence[int]
     stage_mode: str
-    name: str
+    collectives: Collectives
 
 
 class Deployment:
@@ -76,23 +81,29 @@ class Deployment:
         trainable: the keys of all trainable variables of the model.
         holders: for each key, the ranks that hold the variable.
         slot_names: what the optimizer keeps for each weight.
+        shared_names: what it keeps for all weights.
+        input_spec: of the model's input.
+        slots_from: the first rank where that is.
         keys: for the `id` of each variable here, its key.
         executor: runs the schedule.
         updater: the gradients and the optimizer.
         averages: of states over replicas.
+        collectives: of the pipeline.
     """
 
     def __init__(
         self, request: Request, place: Place, transport: Transport, hub: Hub, inputs: Any, size: int
     ) -> None:
         self._request, self._place = request, place
+        self.collectives = request.collectives
         self._transport, self._hub = transport, hub
         self.rank = place.rank
         model, schedule = request.model, request.schedule
         sample = tf.nest.map_structure(lambda part: tf.convert_to_tensor(part[:1]), inputs)
         self.cuts = self._find_cuts(inputs, size)
         bounds = [0, *self.cuts, len(model)]
-        specs = self._build(bounds, spec_of(sample))
+        self.input_spec = spec_of(sample)
+        specs = self._build(bounds, self.input_spec)
 
         items = [
             model.items[index]
@@ -173,13 +184,19 @@ class Deployment:
         self.holders = holders
         shared = sorted({tuple(ranks) for ranks in holders.values() if len(ranks) > 1})
         # Making a process set is a collective of all ranks, members or not.
-        self._sets = {ranks: process_set(ranks) for ranks in shared}
+        self._sets = self._run(
+            "making process sets", lambda: {ranks: process_set(ranks) for ranks in shared}
+        )
         for number, ranks in enumerate(shared):
             if self._place.rank in ranks:
                 keys = sorted(key for key in self._by_key if tuple(holders[key]) == ranks)
                 variables = [raw(self._by_key[key]) for key in keys]
-                name = f"{self._request.name}/initial/{number}"
-                _broadcast(variables, ranks[0], self._sets[ranks], name)
+                name = f"{self._request.collectives.name}/initial/{number}"
+                work = partial(_broadcast, variables, ranks[0], self._sets[ranks], name)
+                self._run("the broadcast of initial weights", work, ranks)
+
+    def _run(self, what: str, work: Callable[[], Any], ranks: Sequence[int] = ()) -> Any:
+        return self._request.collectives.run(what, ranks, work)
 
     def _groups(self, variables: Sequence[Any]) -> list[Group]:
         """The sets of ranks that share some of these variables with this rank.
@@ -231,14 +248,14 @@ class Deployment:
             home,
             self._groups(self.weights),
             self._chunks_of_weights(bodies),
-            request.name,
+            request.collectives,
         )
-        self.averages = StateAverage(self.states, self._groups(self.states), request.name)
+        self.averages = StateAverage(self.states, self._groups(self.states), request.collectives)
         # Of the first rank that has weights: only there the optimizer is built.
         slots = self.updater.slots
         known = self._hub.gather([slots.names(), sorted(slots.shared())], "the optimizer's slots")
-        self._slots_from = next((rank for rank, names in enumerate(known) if names[1]), 0)
-        self.slot_names, self._shared_names = known[self._slots_from]
+        self.slots_from = next((rank for rank, names in enumerate(known) if names[1]), 0)
+        self.slot_names, self.shared_names = known[self.slots_from]
         accumulators = {
             id(weight): accumulator
             for weight, accumulator in zip(self.weights, self.updater.accumulators, strict=True)
@@ -295,6 +312,28 @@ class Deployment:
                 self._transport.isend(place.peer(neighbour), _OUTPUTS, message)
         return decode(json.loads(message[0].numpy().tobytes()), list(message[1:]))
 
+    def sum_over_stages(self, value: float) -> float:
+        """The sum of a number over the ranks of this replica, on each of them."""
+        place, total = self._place, value
+
+        def received(neighbour: int) -> float:
+            transfer = self._transport.irecv(place.peer(neighbour), _SUM)
+            return float(self._transport.wait(transfer, "the loss of the replica")[0])
+
+        def send(neighbour: int) -> None:
+            message = [tf.constant(total, tf.float64)]
+            self._transport.isend(place.peer(neighbour), _SUM, message)
+
+        # From the first stage to the last, which then has it all, and back.
+        if place.stage > 0:
+            total += received(place.stage - 1)
+        if place.stage < place.num_stages - 1:
+            send(place.stage + 1)
+            total = received(place.stage + 1)
+        if place.stage > 0:
+            send(place.stage - 1)
+        return total
+
     def gather_weights(self) -> dict[str, np.ndarray] | None:
         """See `Pipeline.gather_weights`."""
         values = {}
@@ -317,25 +356,9 @@ class Deployment:
 
         All ranks call this for the same keys in the same order.
         """
-        return self._fetch_from(self.holders[key][0], lambda: read(self._by_key[key]))
-
-    def shared_slots(self) -> Iterator[tuple[str, tf.Tensor | None]]:
-        """What the optimizer keeps for all weights, by name; the values on rank 0."""
-        shared = self.updater.slots.shared()
-
-        def read() -> list[tf.Tensor]:
-            return [tf.convert_to_tensor(raw(shared[name])) for name in self._shared_names]
-
-        values = self._fetch_from(self._slots_from, read) or [None] * len(self._shared_names)
-        for name, value in zip(self._shared_names, values, strict=True):
-            yield f"optimizer/{name}", value
-
-    def _fetch_from(
-        self, owner: int, read: Callable[[], list[tf.Tensor]]
-    ) -> list[tf.Tensor] | None:
-        """On rank 0, what `read` returns on the owner."""
+        owner = self.holders[key][0]
         if self.rank == owner:
-            tensors = read()
+            tensors = read(self._by_key[key])
             if owner == 0:
                 return tensors
             # What does not fit into the window waits in the variables, so finish before going on.
@@ -351,9 +374,14 @@ class Deployment:
         """This rank's variables with their keys."""
         return sorted(self._by_key.items())
 
-    def meet(self, what: str) -> None:
-        """Returns when all ranks have come here."""
-        self._hub.exchange([], what)
+    def reseed(self, seed: int) -> None:
+        """Random numbers derive from another seed of the pipeline from now on."""
+        self._request.model.seed = seed
+        for stage in self.executor.stages:
+            random = stage.body.random
+            random.states = [
+                (item, state, (seed, *origin[1:])) for item, state, origin in random.states
+            ]
 
     def _variables_anywhere(self) -> list[tuple[Key, Any]]:
         """All variables that exist in this process, those of other stages included."""

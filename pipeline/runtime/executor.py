@@ -9,88 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
 from pipeline import tensorflow_internals
 from pipeline.communication.transport import Transfer, Transport, encode
-from pipeline.runtime.ledger import Holding, Ledger, Peak
+from pipeline.runtime.ledger import Holding, Ledger
 from pipeline.runtime.stage import Forward, MicroBatch, Stage, Tensors
+from pipeline.runtime.step import Event, StepData, StepResult
 from pipeline.schedules import Action, Kind, Schedule
 
 _FORWARD_ONLY = frozenset({Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECV_FORWARD})
-
-
-@dataclass
-class StepData:
-    """The micro-batches of one step, as far as this rank reads them.
-
-    Attributes:
-        inputs: the flat x of each micro-batch, on the first stage's rank.
-        targets: y of each micro-batch, on the last stage's rank.
-        sample_weights: of each micro-batch, if given, on the last stage's rank.
-        sizes: the number of samples of each micro-batch.
-        scales: what each micro-batch's losses are multiplied by before they are differentiated.
-        step: counts the calls of `train_step`; random numbers depend on it.
-    """
-
-    inputs: list[Tensors] | None
-    targets: list[Any] | None
-    sample_weights: list[tf.Tensor] | None
-    sizes: list[int]
-    scales: list[float]
-    step: int
-
-
-class Event(NamedTuple):
-    """What a rank did and when.
-
-    Attributes:
-        action: the text of the action.
-        kind: `compute`, `wait`, `send` or `receive`.
-        begin: nanoseconds of the host's monotonic clock.
-        end: the same.
-    """
-
-    action: str
-    kind: str
-    begin: int
-    end: int
-
-
-@dataclass
-class StepResult:
-    """What a run of the line made.
-
-    Attributes:
-        loss: the sum over micro-batches of losses times samples, with what this rank's layers add.
-        outputs: the last stage's flat outputs of each micro-batch, if wanted.
-        peak: of the ledger.
-        events: in the order in which they ended.
-        exposed: seconds that computation waited while a transfer was under way.
-        stash_bytes: the largest of this rank's own stashes.
-    """
-
-    loss: float = 0.0
-    outputs: list[Tensors] = field(default_factory=list)
-    peak: Peak = Peak()
-    events: list[Event] = field(default_factory=list)
-    exposed: float = 0.0
-    stash_bytes: int = 0
-
-    @property
-    def compute_seconds(self) -> float:
-        """The time spent in stages."""
-        return 1e-9 * sum(end - begin for _, kind, begin, end in self.events if kind == "compute")
-
-    @property
-    def transfer_seconds(self) -> float:
-        """The time that transfers took, overlapped or not."""
-        return 1e-9 * sum(
-            end - begin for _, kind, begin, end in self.events if kind in ("send", "receive")
-        )
 
 
 class Executor:
@@ -120,6 +51,15 @@ class Executor:
         self.line = schedule.actions[rank]
         # (chunk, micro-batch) of the stashes that are lent.
         self.leaving = {(a.chunk, a.microbatch) for a in self.line if a.kind is Kind.EVICT}
+        # What this rank is at: an action, or the text of a wait.
+        self.at: Action | str = ""
+
+    @property
+    def activity(self) -> str:
+        """What this rank is at, for people."""
+        if isinstance(self.at, Action):
+            return f"stage {self.rank}, {self.at} of micro-batch {self.at.microbatch}"
+        return self.at
 
     def train(
         self,
@@ -148,6 +88,10 @@ class Executor:
         return _Run(self, data, training=False, keep_outputs=keep_outputs).run(line)
 
 
+Posted = tuple[Transfer, Action]
+"""A transfer and the action that posted it."""
+
+
 @dataclass
 class _Stash:
     """A micro-batch between its forward pass and its last use.
@@ -156,14 +100,14 @@ class _Stash:
         plan: of the forward pass.
         tensors: the stash while it is here.
         holding: the ledger's entry.
-        load: the transfer that brings it back.
+        load: what brings it back.
         passed_on: what the backward pass leaves for the weights' gradients.
     """
 
     plan: Any
     tensors: Tensors | None
     holding: Holding
-    load: Transfer | None = None
+    load: Posted | None = None
     passed_on: Any = None
 
 
@@ -216,6 +160,7 @@ class _Run:
             Kind.RETURN: self.give_back,
         }
         for action in line:
+            self.executor.at = action
             try:
                 execute[action.kind](action)
             except Exception as error:
@@ -259,7 +204,7 @@ class _Run:
         """The flat inputs of a forward pass."""
         if stage == 0:
             return self.data.inputs[action.microbatch]
-        return self.taken(self.activations, stage - 1, action, Kind.RECV_FORWARD)
+        return self.taken(self.activations, stage - 1, action)
 
     def data_of(self, action: Action, stage: int) -> MicroBatch:
         """The user's data that a forward pass reads besides its inputs."""
@@ -278,10 +223,10 @@ class _Run:
         stage = self.stage_number(action)
         gradients: Tensors = []
         if stage < self.last_stage:
-            gradients = self.taken(self.gradients, stage + 1, action, Kind.RECV_BACKWARD)
+            gradients = self.taken(self.gradients, stage + 1, action)
         stash = self.stashes[action.chunk, action.microbatch]
         if stash.load is not None:
-            stash.tensors = self.wait(stash.load, f"LOAD{name(action)}", action)
+            stash.tensors = self.wait(*stash.load, action)
             stash.load = None
         scale = tf.constant(self.data.scales[action.microbatch], tf.float64)
         tensors, stash.tensors = stash.tensors, None
@@ -330,9 +275,9 @@ class _Run:
         peer = self.executor.peer_of(action.peer)
         transfer = self.post(action, self.transport.irecv(peer, self.tag(action)))
         if action.kind is Kind.RECV_FORWARD:
-            self.activations[stage - 1, action.microbatch] = transfer
+            self.activations[stage - 1, action.microbatch] = transfer, action
         else:
-            self.gradients[stage + 1, action.microbatch] = transfer
+            self.gradients[stage + 1, action.microbatch] = transfer, action
 
     def evict(self, action: Action) -> None:
         """EVICT: the partner takes the stash as soon as the transfers before are through."""
@@ -350,9 +295,10 @@ class _Run:
         """LOAD: the stash comes back as soon as the transfers before are through."""
         stash = self.stashes[action.chunk, action.microbatch]
         peer = self.executor.peer_of(action.peer)
-        stash.load = self.transport.irecv(peer, self.tag(action), self.last_with.get(peer))
-        stash.holding = self.ledger.arrive(stash.load, lent=False)
-        self.last_with[peer] = self.post(action, stash.load)
+        transfer = self.transport.irecv(peer, self.tag(action), self.last_with.get(peer))
+        stash.load = transfer, action
+        stash.holding = self.ledger.arrive(transfer, lent=False)
+        self.last_with[peer] = self.post(action, transfer)
 
     def accept(self, action: Action) -> None:
         """ACCEPT: the stash comes when the partner sends it, after the transfers before."""
@@ -377,40 +323,53 @@ class _Run:
 
     # --- waiting -------------------------------------------------------------------------------
 
-    def taken(
-        self, made: dict[tuple[int, int], Any], stage: int, action: Action, kind: Kind
-    ) -> Tensors:
+    def taken(self, made: dict[tuple[int, int], Any], stage: int, action: Action) -> Tensors:
         """What another virtual stage made for a computation: here, or received."""
         found = made.pop((stage, action.microbatch))
         if isinstance(found, list):
             return found
-        return self.wait(found, f"{kind.value}{name(action)}", action)
+        return self.wait(*found, action)
 
     def await_evictions(self, action: Action) -> None:
         """Waits until every eviction that has had a computation to hide behind is complete."""
         while self.evictions and self.evictions[0][0] < self.num_computed:
             _, evicted, transfer = self.evictions.pop(0)
-            self.wait(transfer, str(evicted), action)
+            self.wait(transfer, evicted, action)
 
-    def wait(self, transfer: Transfer, what: str, action: Action) -> Tensors:
-        """Waits for a transfer on behalf of an action, and accounts for the time."""
+    def wait(self, transfer: Transfer, posted: Action, action: Action) -> Tensors:
+        """Waits for a transfer on behalf of an action, and accounts for the time.
+
+        Args:
+            transfer: to wait for.
+            posted: the action that posted it.
+            action: the one that needs it.
+        """
         begin = time.monotonic_ns()
-        tensors = self.transport.wait(
-            transfer, f"stage {self.executor.rank}, before {action}, waited for {what}"
-        )
+        tensors = self.await_(transfer, f"before {action}, waited for {self.described(posted)}")
+        self.executor.at = action
         end = time.monotonic_ns()
         # Before the peer had it ready, the wait is a bubble and not the transfer's fault.
         ready = transfer.peer_posted or transfer.started
         self.result.exposed += 1e-9 * max(0, min(end, transfer.finished) - max(begin, ready))
-        self.result.events.append(Event(f"{action} after {what}", "wait", begin, end))
+        self.result.events.append(Event(f"{action} after {posted}", "wait", begin, end))
         return list(tensors)
+
+    def await_(self, transfer: Transfer, what: str) -> Sequence[tf.Tensor]:
+        """Waits for a transfer; `what` says what this stage is at."""
+        self.executor.at = f"stage {self.executor.rank}, {what}"
+        return self.transport.wait(transfer, self.executor.at)
+
+    def described(self, posted: Action) -> str:
+        """An action of communication with its micro-batch and the peer's rank in the job."""
+        rank = self.executor.peer_of(posted.peer)
+        return f"{posted} (micro-batch {posted.microbatch}, rank {rank})"
 
     def finish(self) -> None:
         """Waits for what is still on its way and takes stock."""
         for action, transfer in self.posted:
             if not transfer.done:
-                self.transport.wait(
-                    transfer, f"stage {self.executor.rank}, at the end of the step, {action}"
+                self.await_(
+                    transfer, f"at the end of the step, waited for {self.described(action)}"
                 )
             kind = "receive" if "<" in str(action) else "send"
             self.result.events.append(Event(str(action), kind, transfer.started, transfer.finished))
@@ -425,8 +384,3 @@ class _Run:
     def tag(self, action: Action) -> int:
         """The transport's tag of a communication."""
         return encode(*self.schedule.tag(self.executor.rank, action))
-
-
-def name(action: Action) -> str:
-    """The micro-batch and chunk of an action as the text form has them."""
-    return f"{action.microbatch}.{action.chunk}" if action.chunk else f"{action.microbatch}"

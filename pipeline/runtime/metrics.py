@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.communication.hub import Hub
-from pipeline.runtime.executor import StepData, StepResult
+from pipeline.runtime.step import StepData, StepResult
 
 if TYPE_CHECKING:
     from pipeline.runtime.places import Place

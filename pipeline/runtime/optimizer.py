@@ -8,7 +8,6 @@ stages, the norm of all gradients and whether they are finite, goes through the 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import tensorflow_internals
+from pipeline.communication.collectives import Collective, Collectives
 from pipeline.runtime.model import raw
 from pipeline.runtime.optimizer_slots import OptimizerSlots
 
@@ -78,7 +78,7 @@ class Updater:
         groups: the sets of ranks that share weights with this one.
         chunks: for each weight the chunk whose backward passes complete its gradient, or None if it
             takes more than one.
-        name: of this pipeline's collectives; the same on all ranks.
+        collectives: of this pipeline, with a name that is the same on all ranks.
 
     Attributes:
         accumulators: for each weight, the variable that gradients are added to.
@@ -92,10 +92,11 @@ class Updater:
         home: Sequence[bool],
         groups: Sequence[Group],
         chunks: Sequence[int | None],
-        name: str,
+        collectives: Collectives,
     ) -> None:
         self.optimizer = optimizer
         self.weights = list(weights)
+        self._number = {id(weight): number for number, weight in enumerate(self.weights)}
         self.accumulators = [
             tf.Variable(tf.zeros_like(raw(weight)), trainable=False) for weight in self.weights
         ]
@@ -114,10 +115,11 @@ class Updater:
             for chunk in sorted({chunks[n] for n in group.numbers}, key=str):
                 variables = [self.accumulators[n] for n in group.numbers if chunks[n] == chunk]
                 reduction = _Reduction(
-                    group.members, variables, f"{name}/gradients/{group.name}/{chunk}"
+                    group, variables, f"{collectives.name}/gradients/{group.name}/{chunk}"
                 )
                 self._reductions.setdefault(chunk, []).append(reduction)
-        self._running: list[tuple[threading.Thread, list[BaseException]]] = []
+        self._collectives = collectives
+        self._running: list[Collective] = []
         self._variables = self._as_optimizer_takes_them()
         if self.weights and hasattr(optimizer, "build"):
             optimizer.build(self._variables)
@@ -125,6 +127,10 @@ class Updater:
             tensorflow_internals.make_legacy_slots(optimizer, self._variables)
         self.slots = OptimizerSlots(optimizer, self.weights)
         self._updates: dict[tuple[bool, ...], Callable[..., None]] = {}
+
+    def accumulator_of(self, weight: Any) -> tf.Variable:
+        """What the gradients of a weight are added to."""
+        return self.accumulators[self._number[id(weight)]]
 
     @property
     def loss_scale(self) -> float:
@@ -155,27 +161,20 @@ class Updater:
         reductions = self._reductions.get(chunk)
         if not reductions:
             return
-        errors: list[BaseException] = []
 
         def run() -> None:
-            try:
-                for reduction in reductions:
-                    reduction.run()
-            except BaseException as error:  # raised where the sums are waited for
-                errors.append(error)
+            for reduction in reductions:
+                reduction.run()
 
-        thread = threading.Thread(target=run, name="pipeline-reduce", daemon=True)
-        thread.start()
-        self._running.append((thread, errors))
+        ranks = sorted({rank for reduction in reductions for rank in reduction.group.ranks})
+        self._running.append(self._collectives.start("the sum of gradients", ranks, run))
 
     def finish_reductions(self) -> None:
         """Sums what is left and waits until every gradient is summed over its ranks."""
         self.start_reduction(None)
         running, self._running = self._running, []
-        for thread, errors in running:
-            thread.join()
-            if errors:
-                raise errors[0]
+        for reduction in running:
+            reduction.wait()
 
     def squares_and_finite(self) -> tuple[float, bool]:
         """The squares' sum of this rank's share of all gradients, and whether all are finite."""
@@ -237,7 +236,8 @@ class Updater:
                     )
                 )
             variables = [self._variables[number] for number in chosen]
-            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            with tensorflow_internals.direct_updates(self.optimizer):
+                self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
             with tf.control_dependencies(gradients):
                 for accumulator in self.accumulators:
                     accumulator.assign(tf.zeros_like(accumulator))
@@ -271,8 +271,8 @@ def _python_numbers(optimizer: Any) -> dict[str, float]:
 class _Reduction:
     """The sum of some variables over a group of ranks, in one collective."""
 
-    def __init__(self, group: Any, variables: Sequence[tf.Variable], name: str) -> None:
-        self._group = group
+    def __init__(self, group: Group, variables: Sequence[tf.Variable], name: str) -> None:
+        self.group = group
         self._variables = list(variables)
         self._name = name
 
@@ -285,7 +285,7 @@ class _Reduction:
             [tf.convert_to_tensor(variable) for variable in self._variables],
             op=hvd.Sum,
             name=self._name,
-            process_set=self._group,
+            process_set=self.group.members,
         )
         for variable, total in zip(self._variables, sums, strict=True):
             variable.assign(total)
@@ -297,28 +297,45 @@ class StateAverage:
     Args:
         states: this rank's.
         groups: the sets of ranks that share some of them.
-        name: of this pipeline's collectives.
+        collectives: of this pipeline.
     """
 
-    def __init__(self, states: Sequence[Any], groups: Sequence[Group], name: str) -> None:
-        self._parts = []
+    def __init__(
+        self, states: Sequence[Any], groups: Sequence[Group], collectives: Collectives
+    ) -> None:
+        self._collectives = collectives
+        self._parts: list[tuple[Group, list[tf.Variable]]] = []
         for group in groups:
             variables = [raw(states[number]) for number in group.numbers]
             variables = [variable for variable in variables if variable.dtype.is_floating]
             if variables:
-                self._parts.append((group.members, variables, f"{name}/states/{group.name}"))
+                self._parts.append((group, variables))
+        self._means: list[tf.Tensor] = []
+
+    def compute(self) -> None:
+        """Averages, and keeps the result until `assign`; a collective of each group."""
+        if self._parts:
+            ranks = sorted({rank for group, _ in self._parts for rank in group.ranks})
+            self._means = self._collectives.run("the average of states", ranks, self._compute)
 
     @tf.function(autograph=False)
-    def run(self) -> None:
-        """Averages; a collective of each group."""
+    def _compute(self) -> list[tf.Tensor]:
         import horovod.tensorflow as hvd
 
-        for members, variables, name in self._parts:
-            means = hvd.grouped_allreduce(
+        means: list[tf.Tensor] = []
+        for group, variables in self._parts:
+            means += hvd.grouped_allreduce(
                 [tf.convert_to_tensor(variable) for variable in variables],
                 op=hvd.Average,
-                name=name,
-                process_set=members,
+                name=f"{self._collectives.name}/states/{group.name}",
+                process_set=group.members,
             )
+        return means
+
+    def assign(self) -> None:
+        """Takes over what `compute` found; here alone, so that it cannot fail halfway."""
+        means, self._means = self._means, []
+        if means:
+            variables = [variable for _, part in self._parts for variable in part]
             for variable, mean in zip(variables, means, strict=True):
                 variable.assign(mean)

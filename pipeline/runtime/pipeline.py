@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from pipeline import tensorflow_internals
+from pipeline.communication.collectives import Collectives
 from pipeline.communication.hub import Hub
 from pipeline.communication.transport import Transport
-from pipeline.errors import CommunicationError, PipelineError, UsageError
+from pipeline.errors import BatchError, UsageError
 from pipeline.runtime.batches import check_batch, num_samples, sizes_of, split
-from pipeline.runtime.coexecution import plainly
-from pipeline.runtime.connection import connect
+from pipeline.runtime.call_guard import CallGuard
+from pipeline.runtime.connection import connect, join_job
 from pipeline.runtime.deployment import Deployment, Request
-from pipeline.runtime.executor import StepData, StepResult
 from pipeline.runtime.metrics import Metrics
 from pipeline.runtime.model import Model
 from pipeline.runtime.optimizer import check_optimizer
+from pipeline.runtime.persistence import Persistence
 from pipeline.runtime.places import Place, find_nodes, place_stages
+from pipeline.runtime.progress import Boundary, Progress
 from pipeline.runtime.report import Report
-from pipeline.runtime.settings import make_schedule, recompute_flags
+from pipeline.runtime.settings import (
+    check_keeping,
+    check_settings,
+    make_schedule,
+    recompute_flags,
+)
+from pipeline.runtime.step import StepData, StepResult
 from pipeline.runtime.structure import flatten
 
-_STAGE_MODES = ("function", "eager", "terra")
-_PARTITIONS = ("uniform", "parameters", "time")
 _number = itertools.count()
 
 
-class Pipeline:
+class Pipeline(Persistence):
     """A model that trains in p stages, one a rank, on r = hvd.size() / p replicas.
 
         pipe = pipeline.Pipeline(layers, loss=loss, optimizer=optimizer, num_stages=4,
@@ -63,6 +68,12 @@ class Pipeline:
         seed: determines dropout masks and the initial values of unbuilt layers.
         metrics: Keras metrics, see `metric_results`.
         transport: `auto` (shared memory on one host, TCP between hosts), `tcp` or `horovod`.
+        checkpoint: a folder. If it holds a checkpoint, training goes on from there: `steps` then
+            says how many calls of `train_step` are done.
+        save_every: the calls of `train_step` after each of which `checkpoint` is written; 0: none.
+        emergency: True, or another folder than `checkpoint`. When a rank fails, the others write a
+            checkpoint there before they raise, if they still hold every stage between them: so with
+            two replicas or more.
 
     Raises:
         ValueError: if an argument cannot be used, or Horovod is not initialised.
@@ -73,7 +84,9 @@ class Pipeline:
         replica: the replica that this rank belongs to, `hvd.rank() // num_stages`.
         mapping: the rank and node of every stage; BPipe's partners share a node where they can.
         schedule: the `Schedule`.
-        steps: the calls of `train_step` so far.
+        steps: the calls of `train_step` so far, those before a restored checkpoint included.
+        position: plain data (as JSON has it) of your own that checkpoints keep, for example where
+            the next batch comes from.
     """
 
     def __init__(
@@ -94,26 +107,17 @@ class Pipeline:
         seed: int = 0,
         metrics: Sequence[Any] = (),
         transport: str = "auto",
+        checkpoint: Any = None,
+        save_every: int = 0,
+        emergency: Any = None,
     ) -> None:
         import horovod.tensorflow as hvd
 
         if not hvd.is_initialized():
             raise UsageError("call hvd.init() before making a Pipeline")
-        if isinstance(partition, str) and partition not in _PARTITIONS:
-            raise UsageError(
-                f"partition must be one of {', '.join(_PARTITIONS)} or a list of cut indices, "
-                f"not {partition!r}"
-            )
-        if stage_mode not in _STAGE_MODES:
-            raise UsageError(
-                f"stage_mode must be one of {', '.join(_STAGE_MODES)}, not {stage_mode!r}"
-            )
+        check_settings(partition, stage_mode, accumulate, timeout)
         if not callable(loss):
             raise TypeError(f"loss must be callable as loss(y_true, y_pred), not {loss!r}")
-        if not isinstance(accumulate, int) or accumulate < 1:
-            raise UsageError(f"accumulate must be a positive int, not {accumulate!r}")
-        if not timeout > 0:
-            raise UsageError(f"timeout must be positive seconds, not {timeout!r}")
         check_optimizer(optimizer)
         self.schedule = make_schedule(schedule, num_stages, num_microbatches, num_chunks)
         rank, size = hvd.rank(), hvd.size()
@@ -122,36 +126,51 @@ class Pipeline:
                 f"the job has {size} ranks, which {num_stages} stages do not divide; start it with "
                 f"a multiple of {num_stages}: horovodrun -np {num_stages} ..."
             )
-        self.mapping = place_stages(self.schedule, find_nodes(size))
+        check_keeping(checkpoint, save_every, emergency, size // num_stages)
+        collectives = Collectives(f"pipeline{next(_number)}", float(timeout), None)
+        nodes = collectives.run("which ranks share a host", [], lambda: find_nodes(size))
+        self.mapping = place_stages(self.schedule, nodes)
         self._place = Place(rank, self.mapping)
         self.stage, self.replica = self._place.stage, self._place.replica
-        self.steps = 0
         self._request = Request(
             Model(layers, seed, eager=stage_mode != "function"),
+            layers,
             loss,
             optimizer,
             self.schedule,
             recompute_flags(stash, num_stages),
             partition,
             stage_mode,
-            f"pipeline{next(_number)}",
+            collectives,
         )
         self._accumulate = accumulate
         self._metrics = Metrics(metrics)
-        self._broken: str | None = None
+        self._job = join_job(rank, size, float(timeout))
+        collectives.watch = self._job.watch
         self._transport: Transport = connect(
-            self.schedule, self._place, size, transport, float(timeout), self._request.name
+            self.schedule, self._place, size, transport, collectives, self._job.secret
         )
         self._hub = Hub(self._transport, rank, size)
-        self._deployment: Deployment | None = None
-        self._restoring: Any = None
-        # Since the last step of the optimizer: calls, samples, and the samples of the first call.
-        self._calls, self._samples, self._reference = 0, 0.0, 0.0
-        self._loss_scale = 0.0
+        self._guard = CallGuard(
+            collectives.name,
+            rank,
+            self._transport,
+            self._job.watch,
+            self._save_what_is_left,
+            stage_mode,
+        )
+        self._deployment, self._restoring = None, None
+        self._progress = Progress(seed=seed)
+        folder = checkpoint if emergency is True else emergency
+        self._emergency = Path(folder) if folder else None
+        self._checkpoint, self._save_every = checkpoint, save_every
+        self._boundary, self._agreed = None, None
         self._report = Report(rank, self.stage, self.replica, transport=self._transport_name())
         self._transports: list[str] = []
         self._cpu_seconds = 0.0
         self._latest = StepResult()
+        if checkpoint is not None:
+            self._go_on_from(checkpoint)
 
     @classmethod
     def from_plan(
@@ -199,87 +218,140 @@ class Pipeline:
             CommunicationError: if another rank failed.
         """
         begin = time.monotonic()
-        others = {"y": y, "sample_weight": sample_weight}
-        count, total = self._count(x, others, self.schedule.num_microbatches)
-        with self._together("train_step"):
+        with self._guard.call("train_step"):
+            others = {"y": y, "sample_weight": sample_weight}
+            count, total = self._count(x, others, self.schedule.num_microbatches)
             deployment = self._deployed(x, count)
+            progress = self._progress
+            if progress.calls == 0:
+                progress.reference = total
+                if self._emergency is not None:
+                    self._boundary = Boundary(progress, deployment.states)
             sizes = sizes_of(count, self.schedule.num_microbatches)
-            if self._calls == 0:
-                self._reference = total
-            scale = self._loss_scale or deployment.updater.initial_loss_scale
-            scales = [scale * size / self._reference for size in sizes]
+            scale = progress.loss_scale or deployment.updater.initial_loss_scale
+            scales = [scale * size / progress.reference for size in sizes]
             data = self._data(x, y, sample_weight, sizes, scales)
             started = time.monotonic()
-            updating = self._calls + 1 == self._accumulate
+            updating = progress.calls + 1 == self._accumulate
             result = deployment.executor.train(
                 data,
                 keep_outputs=bool(self._metrics),
                 on_chunk_done=deployment.updater.start_reduction if updating else None,
             )
             schedule_seconds = time.monotonic() - started
-            self._calls += 1
-            self._samples += total
-            loss = self._finish_step(deployment, result, total, schedule_seconds, begin)
+            loss = self._finish_step(deployment, result, count, total, schedule_seconds, begin)
             self._metrics.update(self._hub, self._is_last, result, data, self._place)
+            if self._save_every and progress.steps % self._save_every == 0:
+                self._save(self._checkpoint)
             return loss
 
     def _finish_step(
         self,
         deployment: Deployment,
         result: StepResult,
+        count: int,
         total: float,
         schedule_seconds: float,
         begin: float,
     ) -> float:
-        """Reduces, updates, exchanges what all ranks have to know; returns the loss."""
-        updater = deployment.updater
-        updating = self._calls == self._accumulate
+        """Reduces, exchanges what all ranks have to know, updates; returns the loss.
+
+        All that other ranks are needed for comes before the update. So if one of them is lost, the
+        weights of each of the others are those before the step or those after it.
+        """
+        updater, progress = deployment.updater, self._progress
+        updating = progress.calls + 1 == self._accumulate
         squares, finite = 0.0, True
         if updating:
+            deployment.executor.at = "the sum of gradients"
             updater.finish_reductions()
+            deployment.averages.compute()
             if updater.needs_agreement:
                 squares, finite = updater.squares_and_finite()
         cpu_seconds = self._transport.counters().cpu_seconds
         self._report.enter(result, schedule_seconds, cpu_seconds - self._cpu_seconds)
         self._report.step_seconds = time.monotonic() - begin
         self._cpu_seconds = cpu_seconds
+        deployment.executor.at = "the end of the step"
+        progress.calls += 1
+        progress.samples += total
         rows = self._hub.exchange(
-            [result.loss, squares, float(finite), *self._report.numbers()],
+            [result.loss, squares, float(finite), float(count), *self._report.numbers()],
             "the end of the step",
         )
+        self._check_counts(rows[:, 3])
         self._report.rows = [
-            Report.of_numbers(row[3:], name)
+            Report.of_numbers(row[4:], name)
             for row, name in zip(rows, self._transports, strict=True)
         ]
-        if updating:
-            factor = self._reference / self._samples
-            updater.apply(
-                deployment.used_weights(), factor, float(rows[:, 1].sum()), bool(rows[:, 2].all())
-            )
-            if self._place.num_replicas > 1:
-                deployment.averages.run()
-            self._calls, self._samples = 0, 0.0
+        self._apply(rows)
         if updater.is_scaling:
             # A rank without weights has no optimizer that knows; the others agree.
             scales = self._hub.exchange([updater.loss_scale], "the loss scale")
-            self._loss_scale = float(scales.max())
-        self.steps += 1
+            progress.loss_scale = float(scales.max())
         self._latest = result
         return float(rows[:, 0].sum()) / total
 
+    def _apply(self, agreed: np.ndarray) -> None:
+        """Ends a call of `train_step` by what the ranks agreed on; needs no other rank."""
+        progress, deployment = self._progress, self._deployment
+        if progress.calls == self._accumulate:
+            deployment.executor.at = "the optimizer"
+            factor = progress.reference / progress.samples
+            deployment.updater.apply(
+                deployment.used_weights(),
+                factor,
+                float(agreed[:, 1].sum()),
+                bool(agreed[:, 2].all()),
+            )
+            deployment.averages.assign()
+            progress.calls, progress.samples = 0, 0.0
+            self._boundary = None
+        progress.steps += 1
+        self._agreed = agreed
+
+    def _check_counts(self, counts: np.ndarray) -> None:
+        """All ranks of a replica must have been given the same batch."""
+        for replica in range(self._place.num_replicas):
+            mine = counts[self._place.num_stages * replica :][: self._place.num_stages]
+            if len(set(mine)) > 1:
+                raise BatchError(
+                    f"the ranks of replica {replica} were given batches of different sizes: "
+                    f"{', '.join(str(int(count)) for count in mine)} samples on its ranks, in "
+                    "order; pass the same x and y on all of them"
+                )
+
     # --- evaluation ----------------------------------------------------------------------------
 
-    def evaluate(self, x: Any, y: Any, sample_weight: Any = None) -> float:
+    def evaluate(
+        self, x: Any, y: Any, sample_weight: Any = None, replica_only: bool = False
+    ) -> float:
         """The mean loss of the global batch without training, on every rank.
 
         A batch with fewer samples than micro-batches is split into as many as it has samples.
+
+        Args:
+            x: as `train_step` takes it.
+            y: the same.
+            sample_weight: the same.
+            replica_only: the mean over this replica's batch instead. Then only its own ranks call
+                this, as often as they like; metrics stay as they are.
         """
-        count, total = self._count(x, {"y": y, "sample_weight": sample_weight}, 1)
-        with self._together("evaluate"):
+        others = {"y": y, "sample_weight": sample_weight}
+        with self._guard.call("evaluate"):
+            if replica_only:
+                self._need_deployment()
+                count = check_batch(x, others, 1)
+                total = float(count)
+            else:
+                count, total = self._count(x, others, 1)
             deployment = self._deployed(x, count)
             sizes = sizes_of(count, min(count, self.schedule.num_microbatches))
             data = self._data(x, y, sample_weight, sizes, [])
-            result = deployment.executor.infer(data, keep_outputs=bool(self._metrics))
+            keeps_outputs = bool(self._metrics) and not replica_only
+            result = deployment.executor.infer(data, keep_outputs=keeps_outputs)
+            if replica_only:
+                return deployment.sum_over_stages(result.loss) / total
             rows = self._hub.exchange([result.loss], "the loss of evaluate")
             self._metrics.update(self._hub, self._is_last, result, data, self._place)
             return float(rows[:, 0].sum()) / total
@@ -294,8 +366,8 @@ class Pipeline:
         Returns:
             The outputs on the last stage's rank, or with `gather` everywhere; else None.
         """
-        count = num_samples(x, "x")
-        with self._together("predict"):
+        with self._guard.call("predict"):
+            count = num_samples(x, "x")
             deployment = self._deployed(x, count)
             sizes = sizes_of(count, min(count, self.schedule.num_microbatches))
             data = self._data(x, None, None, sizes, [])
@@ -316,7 +388,7 @@ class Pipeline:
 
     def build(self, x: Any) -> None:
         """Places and builds the model for inputs like `x`, as the first call would."""
-        with self._together("build"):
+        with self._guard.call("build"):
             self._deployed(x, num_samples(x, "x"))
 
     def gather_weights(self) -> dict[str, np.ndarray] | None:
@@ -325,34 +397,8 @@ class Pipeline:
         Returns:
             On rank 0 the values by global name, in the order of the model; else None.
         """
-        with self._together("gather_weights"):
+        with self._guard.call("gather_weights"):
             return self._need_deployment().gather_weights()
-
-    def save(self, path: Any) -> None:
-        """Writes a checkpoint that loads with any number of stages; see `checkpoint`."""
-        from pipeline.runtime import checkpoint
-
-        with self._together("save"):
-            checkpoint.save(path, self._need_deployment(), self._state())
-
-    def restore(self, path: Any) -> None:
-        """Reads a checkpoint; before the first batch, it takes effect when the model is built."""
-        from pipeline.runtime import checkpoint
-
-        with self._together("restore"):
-            reader = checkpoint.Reader(path)
-            if self._deployment is None:
-                self._restoring = reader
-            else:
-                self._restore(reader)
-
-    def _state(self) -> dict[str, float]:
-        return {"steps": self.steps, "loss_scale": self._loss_scale}
-
-    def _restore(self, reader: Any) -> None:
-        state = reader.restore(self._deployment)
-        self.steps = int(state["steps"])
-        self._loss_scale = float(state["loss_scale"])
 
     # --- telling -------------------------------------------------------------------------------
 
@@ -372,7 +418,7 @@ class Pipeline:
         """
         from pipeline.runtime.timeline import record
 
-        with self._together("timeline"):
+        with self._guard.call("timeline"):
             return record(self.schedule, self.mapping.ranks, self._hub, self._latest)
 
     @property
@@ -384,7 +430,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Ends the connections; the pipeline cannot be used after it."""
-        self._broken = self._broken or "it was closed"
+        self._guard.close()
         self._transport.close()
 
     # --- inside --------------------------------------------------------------------------------
@@ -406,8 +452,6 @@ class Pipeline:
 
     def _count(self, x: Any, others: dict[str, Any], least: int) -> tuple[int, float]:
         """This replica's samples, and those of all replicas."""
-        if self._broken:
-            raise PipelineError(f"this pipeline cannot go on: {self._broken}")
         if self._place.num_replicas == 1:
             count = check_batch(x, others, least)
             return count, float(count)
@@ -433,16 +477,10 @@ class Pipeline:
                 self._request, self._place, self._transport, self._hub, x, size
             )
             self._transports = self._hub.gather(self._report.transport, "the transports")
-            if self._restoring is not None:
-                self._restore(self._restoring)
-                self._restoring = None
-        return self._deployment
-
-    def _need_deployment(self) -> Deployment:
-        if self._deployment is None:
-            raise UsageError(
-                "the model is built at the first batch; train or call build(x) before this"
-            )
+            self._guard.doing = lambda e=self._deployment.executor: e.activity
+        if self._restoring is not None:
+            self._restore(self._restoring)
+            self._restoring = None
         return self._deployment
 
     def _data(
@@ -455,21 +493,3 @@ class Pipeline:
             targets = split(y, sizes)
             weights = None if sample_weight is None else split(sample_weight, sizes)
         return StepData(inputs, targets, weights, sizes, scales, self.steps)
-
-    @contextmanager
-    def _together(self, call: str) -> Iterator[None]:
-        """Around what all ranks do together: if this one fails, the others learn why."""
-        if self._broken:
-            raise PipelineError(f"this pipeline cannot go on: {self._broken}")
-        try:
-            with tensorflow_internals.exact_graphs(), plainly(self._request.stage_mode):
-                yield
-        except UsageError:
-            raise
-        except BaseException as error:
-            why = f"rank {self._place.rank} failed in {call}: {type(error).__name__}: {error}"
-            if isinstance(error, CommunicationError):
-                why = str(error)
-            self._broken = why
-            self._transport.abort(why)
-            raise

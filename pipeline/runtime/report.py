@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-from pipeline.runtime.executor import StepResult
+from pipeline.runtime.step import StepResult
 
 
 @dataclass

@@ -9,6 +9,45 @@ from pipeline.errors import UsageError
 from pipeline.schedules import Schedule
 from pipeline.schedules.generators import GENERATORS
 
+_STAGE_MODES = ("function", "eager", "terra")
+_PARTITIONS = ("uniform", "parameters", "time")
+
+
+def check_settings(partition: Any, stage_mode: Any, accumulate: Any, timeout: Any) -> None:
+    """Refuses settings that mean nothing.
+
+    Raises:
+        ValueError: if one does.
+    """
+    if isinstance(partition, str) and partition not in _PARTITIONS:
+        raise UsageError(
+            f"partition must be one of {', '.join(_PARTITIONS)} or a list of cut indices, "
+            f"not {partition!r}"
+        )
+    if stage_mode not in _STAGE_MODES:
+        raise UsageError(f"stage_mode must be one of {', '.join(_STAGE_MODES)}, not {stage_mode!r}")
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise UsageError(f"accumulate must be a positive int, not {accumulate!r}")
+    if not timeout > 0:
+        raise UsageError(f"timeout must be positive seconds, not {timeout!r}")
+
+
+def check_keeping(checkpoint: Any, save_every: Any, emergency: Any, num_replicas: int) -> None:
+    """Refuses settings of checkpoints that cannot work together.
+
+    Raises:
+        ValueError: if they cannot.
+    """
+    if not isinstance(save_every, int) or save_every < 0:
+        raise UsageError(f"save_every must be a number of steps, not {save_every!r}")
+    if (save_every or emergency is True) and checkpoint is None:
+        raise UsageError("save_every and emergency=True need checkpoint=, the folder to write to")
+    if emergency and num_replicas == 1:
+        raise UsageError(
+            "emergency needs two replicas or more: with one, nobody else has the weights of a rank "
+            "that is lost; start the job with twice as many ranks"
+        )
+
 
 def make_schedule(
     wanted: str | Schedule, num_stages: int, num_microbatches: int, num_chunks: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.communication.hub import Hub
-from pipeline.runtime.executor import StepResult
+from pipeline.runtime.step import StepResult
 from pipeline.schedules import Action, Schedule
 from pipeline.simulation import Costs, Simulation
 from pipeline.simulation.costs import ScheduleCosts

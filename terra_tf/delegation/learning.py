@@ -142,7 +142,7 @@ class _Learning:
         if not self._state.state.holds():
             raise _Failed(f"it changes {self._state.difference()}")
         own = frozenset(o for k in nodes for o in range(*walk.outputs_of(k)))
-        results = Results(walk, self._arguments.leaves, own, self._state)
+        results = Results(walk, self._arguments.leaves, own, self._state, self._was_made_by_python)
         recipe: Recipe = results.recipe(result)
         known, on_the_way, needed = self._feeds(nodes, own)
         spec = {

@@ -24,6 +24,7 @@ from terra_tf.tensorflow_internals import EagerTensor
 _MOST_OBJECTS = 20_000
 _MOST_ARRAY_BYTES = 4096
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range)
+_CONTAINERS = (list, tuple, dict, set)
 _OPAQUE = (
     EagerTensor,
     np.generic,
@@ -49,6 +50,8 @@ class StateBuilder:
         self.state = native.core.State()
         self.places: list[Any] = []  # per entry: what it is of, for messages
         self._classes: set[type] = set()
+        self._containers: dict[int, int] = {}  # id -> entry
+        self._parents: list[tuple[int, dict[Any, Any]]] = []  # entry, what it holds
         self._seen: set[int] = set()
         self._held: list[Any] = []  # keeps `_seen` true while it is filled
         self._queue: list[Any] = []
@@ -62,6 +65,7 @@ class StateBuilder:
         self._queue.extend(roots)
         while self._queue:
             self._visit(self._queue.pop())
+        self._compare_containers_by_contents()
 
     def _visit(self, x: Any) -> None:
         kind = type(x)
@@ -85,7 +89,7 @@ class StateBuilder:
                 self._entry(self.state.add_sequence(x), x)
                 self._queue += x
         elif issubclass(kind, dict):
-            self._entry(self.state.add_dict(x), x)
+            self._parents.append((self._entry(self.state.add_dict(x), x), x))
             self._queue += x.values()
         elif issubclass(kind, list):
             self._entry(self.state.add_sequence(x), x)
@@ -104,7 +108,18 @@ class StateBuilder:
 
     def _entry(self, number: int, of: Any) -> int:
         self.places.append(of)
+        if type(of) in _CONTAINERS:
+            self._containers[id(of)] = number
         return number
+
+    def _compare_containers_by_contents(self) -> None:
+        """Lets a container take the place of another one with the same contents."""
+        for number, named in self._parents:
+            for name, value in named.items():
+                child = self._containers.get(id(value))
+                if child is not None:
+                    self.state.set_transient(number, name, child)
+        self._parents.clear()
 
     def _visit_function(self, function: types.FunctionType) -> None:
         for cell in function.__closure__ or ():
@@ -115,8 +130,12 @@ class StateBuilder:
 
     def _visit_local(self, local: threading.local) -> None:
         number = self._entry(self.state.add_local(local), local)
+        self._parents.append((number, vars(local)))
         for name, value in vars(local).items():
-            self._child(number, name, value)
+            if tensorflow_internals.only_names_things(name):
+                self.state.ignore(number, name)
+            else:
+                self._child(number, name, value)
 
     def _visit_object(self, x: Any) -> None:
         wrapped = getattr(x, "__wrapped__", None)  # a proxy around a container
@@ -134,6 +153,7 @@ class StateBuilder:
         except TypeError:
             return None
         number = self._entry(self.state.add_object(x, transient), x)
+        self._parents.append((number, attributes))
         if type(x) not in self._classes:
             self._classes.add(type(x))
             self._entry(self.state.add_class(type(x)), type(x))
@@ -152,6 +172,7 @@ class StateBuilder:
             return
         if isinstance(value, dict):
             child = self._entry(self.state.add_dict(value), value)
+            self._parents.append((child, value))
             for key in value:
                 if key not in kept:
                     self.state.ignore(child, key)

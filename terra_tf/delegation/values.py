@@ -7,6 +7,7 @@ A pattern says what an argument has to be like, a recipe how a result is made; b
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,14 @@ class Results:
       outputs: which outputs of the call's nodes are handed out.
     """
 
-    def __init__(self, walk: Any, leaves: list[Any], own: frozenset[int], state: StateBuilder):
+    def __init__(
+        self,
+        walk: Any,
+        leaves: list[Any],
+        own: frozenset[int],
+        state: StateBuilder,
+        made_by_python: Callable[[Any], bool],
+    ):
         """Prepares recipes.
 
         Args:
@@ -94,7 +102,9 @@ class Results:
           leaves: the tensors among the call's arguments.
           own: outputs of the nodes that the call has run.
           state: what the call can reach.
+          made_by_python: tells of a tensor whether the call has made it of Python values.
         """
+        self._made_by_python = made_by_python
         self._state = state
         self._walk = walk
         self._leaves = {id(leaf): number for number, leaf in enumerate(leaves)}
@@ -134,8 +144,9 @@ class Results:
         if id(x) in self._leaves:
             return ("leaf", self._leaves[id(x)])
         output = self._walk.own_output(x)
+        if output < 0 and self._made_by_python(x):
+            return ("value", x)
         if output < 0:
-            # A constant that Python made; without anything of the call's in it.
             raise Undescribable("a tensor that no op of the call has made")
         if output not in self._own:
             raise Undescribable("a tensor from before the call")

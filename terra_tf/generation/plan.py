@@ -151,8 +151,6 @@ class _Planner:
         if self._in_place(output):
             return
         self.plan.fetched.add(output)
-        if self.sequence.producers[output] in self.plan.shape_values:
-            return  # Python has it already
         if self.plan.gate[output] > len(self.plan.boundaries):
             self._cut(position)
 

@@ -2,7 +2,8 @@
 
 `tf.shape(x)[0]` that Python reads, or that an op in place takes, is known as soon as the op that
 makes `x` was matched. Such nodes are answered by the native half at once (native/shape_values.cc);
-the graph computes them as well, for its own use.
+the graph computes them as well, for its own use, and hands them out where a shape turns out to
+depend on values after all.
 """
 
 from __future__ import annotations

@@ -82,6 +82,10 @@ Recipe ReadRecipe(py::handle object) {
   } else if (kind == "value") {
     recipe.kind = Recipe::Kind::kValue;
     recipe.value = MakeSame(spec[1]);
+    // A constant that the call has made, which nobody else may hold.
+    if (EagerTensor_CheckExact(spec[1].ptr())) {
+      recipe.keys.push_back(py::reinterpret_borrow<py::object>(spec[1]));
+    }
   } else if (kind == "sequence" || kind == "make") {
     recipe.kind = kind == "make" ? Recipe::Kind::kMake : Recipe::Kind::kSequence;
     recipe.value = MakeSame(spec[1]);

@@ -181,7 +181,6 @@ bool State::DictHolds(Entry* entry, PyObject* dict) {
   const uint64_t version = Version(dict);
   if (version == entry->version) return true;
   if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(entry->items.size())) return Differs(nullptr);
-  bool transient = false;
   for (Item& item : entry->items) {
     PyObject* now = PyDict_GetItemWithError(dict, item.key);
     if (now == nullptr) {
@@ -190,15 +189,18 @@ bool State::DictHolds(Entry* entry, PyObject* dict) {
     }
     if (item.transient >= 0) {
       Entry& child = entries_[item.transient];
-      if (child.kind == Kind::kDict && !PyDict_Check(now)) return Differs(item.key);
+      const bool fits = child.kind == Kind::kDict  ? PyDict_Check(now)
+                        : child.kind == Kind::kSet ? PyAnySet_Check(now)
+                        : child.kind == Kind::kSequence
+                            ? PyList_Check(now) || PyTuple_Check(now)
+                            : child.kind == Kind::kObject;
+      if (!fits) return Differs(item.key);
       child.object = now;
-      transient = true;
     } else if (!item.ignored && !item.value.Is(now)) {
       return Differs(item.key);
     }
   }
-  // With a transient object below it, it has to be looked into each time.
-  if (!transient) entry->version = version;
+  entry->version = version;
   return true;
 }
 

@@ -47,8 +47,8 @@ class State {
   int AddArray(PyObject* array);
   // Leaves an attribute, or a key, of an entry out of the comparison.
   void Ignore(int entry, PyObject* key);
-  // The value of `key` in entry `parent` is the object of entry `child`, made anew in every
-  // iteration: what is compared are its class and its attributes.
+  // The value of `key` in entry `parent` is the object of entry `child`, and may be made anew: then
+  // its contents are compared.
   void SetTransient(int parent, PyObject* key, int child);
 
   // Whether everything is as it was.

@@ -3,13 +3,16 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from pipeline import schedules
 from pipeline.cli import SUBCOMMANDS, main
+from pipeline.commands.run import run_with_restarts
 from pipeline.schedules import Schedule
 
 pytestmark = pytest.mark.timeout(60)
@@ -243,3 +246,53 @@ def test_reader_that_stops_early_is_no_error():
     command = f"{sys.executable} -m pipeline schedule bpipe -p 32 -m 128 | head -c 10"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0: F0 SEND", "")
+
+
+FAILS = """
+import os, signal, sys
+with open(sys.argv[1], "a") as file:
+    file.write(os.environ["PIPELINE_ATTEMPT"])
+
+if os.environ["PIPELINE_ATTEMPT"] < sys.argv[2]:
+    os.kill(os.getpid(), signal.SIGKILL) if sys.argv[3] == "kill" else sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "how", "restarts", "code", "launches"),
+    [
+        (1, "kill", 3, 0, "01"),
+        (2, "exit", 2, 0, "012"),
+        (9, "exit", 2, 5, "012"),
+        (9, "kill", 1, 137, "01"),
+    ],
+)
+def test_a_failed_job_is_launched_again(fails, how, restarts, code, launches, tmp_path, capfd):
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", FAILS, str(log), str(fails), how]
+    assert run_with_restarts(command, restarts) == code
+    assert log.read_text() == launches
+    assert f"restart {len(launches) - 1} of {restarts}" in capfd.readouterr().err
+
+
+def test_an_interrupted_job_is_not_launched_again(tmp_path):
+    log = tmp_path / "log"
+    program = (
+        "import sys, time; from pipeline.commands.run import run_with_restarts; "
+        f"sys.exit(run_with_restarts([sys.executable, '-c', {SLEEPS!r}, {str(log)!r}], 3))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program])
+    end = time.monotonic() + 30
+    while not log.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 7
+    assert log.read_text() == "1"
+
+
+SLEEPS = """
+import signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: sys.exit(7))
+open(sys.argv[1], "a").write("1")
+time.sleep(30)
+"""

@@ -1,8 +1,11 @@
 """The transports: what arrives and in which order, what waits, and what a lost peer leads to."""
 
+import contextlib
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +23,7 @@ from pipeline.communication import native_transport
 from pipeline.communication.horovod_transport import pack, unpack
 from pipeline.communication.hub import Hub
 from pipeline.communication.native_transport import NativeTransport
+from pipeline.communication.rendezvous import local_interface
 from pipeline.communication.transport import encode
 from pipeline.errors import CommunicationError, CommunicationTimeout
 from pipeline.schedules import Kind, bpipe
@@ -216,6 +220,97 @@ def test_strings_are_refused(pair):
 def test_a_stranger_without_the_secret_is_refused(kind):
     with pytest.raises(CommunicationError):
         connect(kind=kind, timeout=1.5, secrets=[SECRET, b"fedcba9876543210"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strangers_hold_up_nobody(kind):
+    """Who connects and says nothing, or nonsense, is sent away; peers connect meanwhile."""
+    meeting, made, strangers = Meeting(2), {}, []
+
+    def run(rank):
+        def exchange(address):
+            found = meeting.exchange_of(rank)(address)
+            if rank == 0:
+                for _ in range(20):
+                    stranger = socket.socket(socket.AF_UNIX)
+                    stranger.connect("\0" + found[0].unix_name)
+                    strangers.append(stranger)
+                    strangers.append(socket.create_connection((found[0].interface, found[0].port)))
+                    strangers[-1].sendall(b"?" * 1000)
+            meeting.barrier.wait(20)
+            return found
+
+        made[rank] = NativeTransport(
+            rank, [0, 1], SECRET, exchange, 10.0, kind == "tcp", f"127.0.0.{rank + 1}"
+        )
+
+    begin = time.monotonic()
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert time.monotonic() - begin < 1.5
+    made[0].isend(1, 1, [tf.constant(7)])
+    assert int(made[1].wait(made[1].irecv(0, 1), "a message")[0]) == 7
+    for stranger in strangers:
+        stranger.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""  # sent away
+    for transport in made.values():
+        transport.close()
+
+
+def test_sockets_listen_at_the_named_interface_only():
+    transports = connect(2)
+    listening = Path("/proc/net/tcp").read_text()
+    for rank, transport in enumerate(transports):
+        endpoint = transport._endpoint
+        assert endpoint.interface == f"127.0.0.{rank + 1}"
+        at = f"{rank + 1:02X}00007F:{endpoint.port:04X}"
+        assert f" {at} 00000000:0000 0A" in listening
+        assert f" 00000000:{endpoint.port:04X} " not in listening
+        transport.close()
+
+
+def test_the_interface_is_the_loopback_or_a_named_one(monkeypatch):
+    for name in ("PIPELINE_INTERFACE", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_IFACE"):
+        monkeypatch.delenv(name, raising=False)
+    assert local_interface() == "127.0.0.1"
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.1.2.3")
+    monkeypatch.setenv("HOROVOD_CROSS_SIZE", "1")
+    assert local_interface() == "127.0.0.1"
+    monkeypatch.setenv("HOROVOD_CROSS_SIZE", "2")
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    assert local_interface() == "127.0.0.1"
+    monkeypatch.setenv("PIPELINE_INTERFACE", "127.0.0.9")
+    assert local_interface() == "127.0.0.9"
+    monkeypatch.setenv("PIPELINE_INTERFACE", "nosuch0")
+    with pytest.raises(ValueError, match="no network interface 'nosuch0'"):
+        local_interface()
+
+
+def test_shared_memory_is_for_this_user_alone_and_named_at_random():
+    transports = connect(2)
+    found = {}
+    for link in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:pipeline-" in link:
+            begin, name = link.split()[0], link.split("memfd:")[1].split()[0]
+            found[name] = os.stat(f"/proc/self/map_files/{begin}").st_mode & 0o777
+    for transport in transports:
+        transport.close()
+    assert len(found) >= 1
+    for name, mode in found.items():
+        assert re.fullmatch("pipeline-[0-9a-f]{16}", name) and mode == 0o600
+
+
+def test_a_transport_that_is_told_of_a_failure_ends_what_is_under_way(pair):
+    left, right = pair
+    waiting = left.irecv(1, 1)
+    left.fail("rank 2 was lost")
+    for transfer in (waiting, left.irecv(1, 2), left.isend(1, 3, [tf.ones([1])])):
+        with pytest.raises(CommunicationError, match="F2: rank 2 was lost"):
+            left.wait(transfer, "F2")
 
 
 def test_hub_brings_everything_everywhere():

@@ -1,6 +1,7 @@
 """The parts of the runtime that need no ranks: cuts, plans, the ledger, the optimizer, batches."""
 
 import itertools
+import random
 import threading
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from pipeline.errors import CheckpointError, ModelError, UsageError
 from pipeline.runtime.batches import check_batch, sizes_of, split
 from pipeline.runtime.body import StageBody
 from pipeline.runtime.checkpoint import Reader
-from pipeline.runtime.eager_stage import EagerStage
+from pipeline.runtime.eager_stage import CoexecutedStage, EagerStage
 from pipeline.runtime.ledger import Ledger
 from pipeline.runtime.model import Model, raw
 from pipeline.runtime.optimizer import check_optimizer
@@ -28,11 +29,11 @@ from pipeline.runtime.timeline import side_by_side
 
 
 def test_balanced_cuts_are_the_best_there_are():
-    random = np.random.default_rng(0)
+    numbers = np.random.default_rng(0)
     for count, parts in itertools.product(range(2, 9), range(1, 5)):
         if parts > count:
             continue
-        costs = random.uniform(0, 10, count)
+        costs = numbers.uniform(0, 10, count)
 
         def largest(cuts, costs=costs, count=count):
             ends = [0, *cuts, count]
@@ -117,9 +118,9 @@ def block():
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("splits", [False, True])
 def test_pieces_of_a_stage_equal_a_gradient_tape(recompute, splits):
-    random = np.random.default_rng(0)
-    x = tf.constant(random.normal(size=(3, 4, 8)).astype("float32"))
-    upstream = tf.constant(random.normal(size=(3, 4, 5)).astype("float32"))
+    numbers = np.random.default_rng(0)
+    x = tf.constant(numbers.normal(size=(3, 4, 8)).astype("float32"))
+    upstream = tf.constant(numbers.normal(size=(3, 4, 5)).astype("float32"))
     layers = block()
     stage, accumulators = make_stage(layers, x, recompute=recompute, splits=splits)
     made, found = passes(stage, accumulators, x, upstream, splits)
@@ -137,9 +138,9 @@ def test_pieces_of_a_stage_equal_a_gradient_tape(recompute, splits):
 
 
 def test_eager_stages_equal_compiled_ones():
-    random = np.random.default_rng(0)
-    x = tf.constant(random.normal(size=(3, 4, 8)).astype("float32"))
-    upstream = tf.constant(random.normal(size=(3, 4, 5)).astype("float32"))
+    numbers = np.random.default_rng(0)
+    x = tf.constant(numbers.normal(size=(3, 4, 8)).astype("float32"))
+    upstream = tf.constant(numbers.normal(size=(3, 4, 5)).astype("float32"))
     results = []
     for kind, recompute in itertools.product((FunctionStage, EagerStage), (False, True)):
         stage, accumulators = make_stage(block(), x, kind, splits=False, recompute=recompute)
@@ -183,6 +184,67 @@ def test_masks_are_the_same_forward_and_backward(kind, recompute):
     stage, accumulators = make_stage(layers, x, kind, recompute=recompute, splits=False)
     _, found = passes(stage, accumulators, x, tf.ones_like(x), False)
     np.testing.assert_array_equal(found[0], found[1])
+
+
+def drawing_and_branching(x):
+    """Python that no graph can hold: it looks at values, and draws from Python and NumPy."""
+    if float(tf.reduce_sum(x)) > 0:
+        x = tf.sin(x) * 2.0
+    if random.random() < 0.5:
+        x = x * x
+    return tf.nn.dropout(x, 0.25) * np.random.uniform()
+
+
+def test_python_stages_agree_kept_repeated_lent_and_coexecuted():
+    numbers = np.random.default_rng(0)
+    batches = [
+        tf.constant(numbers.normal(size=(4, 8), loc=0.1 * n).astype("float32"))
+        for n in range(-4, 5)
+    ]
+    results = []
+    for kind, recompute, lent in (
+        (EagerStage, False, False),
+        (EagerStage, True, False),
+        (coexecuted, False, False),
+        (coexecuted, True, False),
+        (coexecuted, False, True),
+    ):
+        keras.utils.set_random_seed(2)
+        layers = [
+            keras.layers.Dense(8, "tanh"),
+            drawing_and_branching,
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(3),
+        ]
+        model = Model(layers, 0, eager=True)
+        specs = model.build(0, len(model), [spec_of(batches[0])])
+        body = StageBody(model, model.items, specs[0], None)
+        accumulators = [tf.Variable(tf.zeros_like(raw(weight))) for weight in body.weights]
+        stage = kind(body, accumulators, recompute, splits=False, sends_back=True)
+        found = []
+        for number, x in enumerate(batches):
+            data = MicroBatch(
+                None, None, tf.constant(body.random.values(0, number)), lent and number % 2 == 1
+            )
+            made = stage.forward([x], data)
+            stash = [tf.constant(tensor.numpy()) for tensor in made.stash]
+            gradients, _ = stage.backward(
+                made.plan, stash, [tf.ones([4, 3])], tf.constant(1.0, tf.float64)
+            )
+            found += [made.outputs[0].numpy(), gradients[0].numpy()]
+        found += [accumulator.numpy() for accumulator in accumulators]
+        found += [np.asarray(raw(state)) for state in body.states]
+        results.append(found)
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def coexecuted(*arguments, **options):
+    import terra_tf
+
+    return CoexecutedStage(*arguments, **options, wrap=terra_tf.function)
 
 
 def test_random_numbers_that_cannot_be_repeated_are_refused():

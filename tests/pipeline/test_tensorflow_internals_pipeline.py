@@ -1,5 +1,9 @@
 """Each touch of TensorFlow's and Keras's private API, so that a new release shows what it broke."""
 
+import gc
+import weakref
+from contextlib import nullcontext
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -86,6 +90,30 @@ def test_view_of_a_variable_shares_its_value():
     optimizer.build([view])
     optimizer.apply_gradients([(tf.constant([1.0, 1.0]), view)])
     np.testing.assert_array_equal(variable, [0.0, 1.0])
+
+
+def test_direct_updates_are_the_same_and_leave_no_graph():
+    def train(direct):
+        variable = keras.Variable(np.ones((3, 2), "float32"))
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1, clipnorm=0.5))
+        optimizer.build([variable])
+
+        @tf.function(autograph=False)
+        def update():
+            gradient = tf.reshape(tf.range(6.0), (3, 2))
+            with internals.direct_updates(optimizer) if direct else nullcontext():
+                optimizer.apply_gradients([(gradient, variable)])
+
+        for _ in range(3):
+            update()
+        assert "_backend_update_step" not in vars(optimizer.inner_optimizer)
+        return variable.numpy(), weakref.ref(update.get_concrete_function().graph)
+
+    plain, _ = train(direct=False)
+    direct, graph = train(direct=True)
+    np.testing.assert_array_equal(direct, plain)
+    gc.collect()
+    assert graph() is None
 
 
 def test_losses_that_a_layer_and_its_parts_added():

@@ -246,7 +246,7 @@ def autograph_name_of_one_branch(s, x):
     return y + s.v
 
 
-@case([1], [0])
+@case([1], [0], coexecuted=3)
 def autograph_branches_of_other_kinds(s, n):
     """Illegal in a graph: branches that return other dtypes, shapes, structures."""
     if n:

@@ -12,7 +12,7 @@ from ..cases import case
 from ..table import program
 from ..training import descend, mean_squared_error, regression
 
-UNLIMITED = {"fallbacks": (0, None), "coexecuted": 1}
+UNLIMITED = {"fallbacks": (0, None), "coexecuted": 10}
 SCALE = 1.0  # read by a step as a global
 
 
@@ -184,13 +184,13 @@ def limit_of_one_graph(terra):
     yield from many_paths(terra, lambda turn: turn // 5 % 2, max_graphs=1)
 
 
-@program(iterations=40, coexecuted=0, fallbacks=(0, None))
+@program(iterations=40, coexecuted=8, fallbacks=(0, None))
 def limit_reached_at_random(terra):
     """Paths at random, two of them far likelier than the others."""
     yield from many_paths(terra, lambda _: min(random.randrange(14), 6), max_graphs=3)
 
 
-@program(iterations=24, coexecuted=0, fallbacks=(0, None))
+@program(iterations=24, coexecuted=8, fallbacks=(0, None))
 def limit_of_shapes(terra):
     """A new length in nearly every step, more than graphs are kept, with gradients."""
     w = tf.Variable([0.5, -0.5])

@@ -32,7 +32,7 @@ def switching(name, subject, *middles):
 
     build.__name__, build.__doc__ = f"switching_{name}", subject
     build.__module__ = __name__
-    program(iterations=30, coexecuted=1, fallbacks=(0, None))(build)
+    program(iterations=30, coexecuted=14, fallbacks=(0, None))(build)
 
 
 def count(x, s):
