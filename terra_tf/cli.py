@@ -13,8 +13,10 @@ import sys
 from collections.abc import Sequence
 
 from terra_tf.bench import command as bench_command
+from terra_tf.dropin import command as run_command
+from terra_tf.dropin import explain_command
 
-SUBCOMMANDS = (bench_command,)
+SUBCOMMANDS = (run_command, explain_command, bench_command)
 
 INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
 
@@ -62,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         the others are the subcommand's own.
     """
     arguments = build_parser().parse_args(argv)
+    if arguments.run is not bench_command.run:  # it ends as the script does
+        return arguments.run(arguments)
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:

@@ -15,6 +15,8 @@ class Settings:
 
     Attributes:
       disabled: run everything in plain eager mode (environment `TERRA_DISABLE=1`).
+      sync: run each op that may fail where the program calls it, so that its error is raised at
+        that very line (environment `TERRA_SYNC=1`); slower, to find an error.
       lead: how many iterations Python may be ahead of the graph (environment `TERRA_LEAD`); 0 makes
         each call wait until the graph before it has ended.
       constant_bytes: tensors from outside the step up to this size (in bytes) that never change are
@@ -26,6 +28,7 @@ class Settings:
     """
 
     disabled: bool = False
+    sync: bool = False
     lead: int = 1
     constant_bytes: int = 256
     build_after: int = 2
@@ -33,10 +36,16 @@ class Settings:
     max_build_seconds: float = 300.0
 
 
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, "") not in ("", "0")
+
+
 def _from_environment() -> Settings:
+    sync = _is_on("TERRA_SYNC")
     return Settings(
-        disabled=os.environ.get("TERRA_DISABLE", "") not in ("", "0"),
-        lead=int(os.environ.get("TERRA_LEAD", "1")),
+        disabled=_is_on("TERRA_DISABLE"),
+        sync=sync,
+        lead=0 if sync else int(os.environ.get("TERRA_LEAD", "1")),
     )
 
 

@@ -147,6 +147,8 @@ class _Gradients(threading.local):
     def __init__(self) -> None:
         self.stack: list[tuple[str, Any, Any]] = []
         self.finished: tuple[str, Any, Any] | None = None
+        self.tapes = 0  # that have begun so far
+        self.calls = 0  # of gradient functions in eager mode so far
 
 
 _gradients = _Gradients()
@@ -173,6 +175,7 @@ def install_gradient_watch() -> None:
 
     def gradient_function(op: str, attrs: Any, count: int, inputs: Any, outputs: Any, *rest: Any):
         stack = gradients.stack
+        gradients.calls += context.executing_eagerly()
         stack.append((op, inputs, outputs))
         try:
             return original(op, attrs, count, inputs, outputs, *rest)
@@ -180,6 +183,29 @@ def install_gradient_watch() -> None:
             gradients.finished = stack.pop()
 
     pywrap_tfe.TFE_Py_RegisterGradientFunction(gradient_function)
+    new_tape = pywrap_tfe.TFE_Py_TapeSetNew
+
+    def tape_begins(*args: Any) -> Any:
+        gradients.tapes += 1
+        return new_tape(*args)
+
+    pywrap_tfe.TFE_Py_TapeSetNew = tape_begins
+
+
+def tape_activity() -> tuple[int, int]:
+    """How many tapes have begun, and gradient functions run eagerly, on this thread so far."""
+    return _gradients.tapes, _gradients.calls
+
+
+def tape_is_active() -> bool:
+    """Whether a gradient tape or a forward accumulator records on this thread."""
+    return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+
+
+def context_is_ready() -> bool:
+    """Whether the program has started TensorFlow's runtime; afterwards it cannot be configured."""
+    eager = context.context_safe()
+    return eager is not None and eager._context_handle is not None
 
 
 def add_op_callback(callback: Callable[..., Any]) -> None:

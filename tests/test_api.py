@@ -96,7 +96,7 @@ def test_a_text_argument_that_changes_does_not_keep_a_step_from_co_executing():
 
 def test_a_try_around_a_loop_does_not_put_the_ops_of_its_body_in_place():
     """`except KeyboardInterrupt` around the training loop: the handler is outside the iteration."""
-    from terra_tf import api
+    from terra_tf.region import loop_regions
 
     total = tf.Variable(0.0)
     terra.stats().reset()
@@ -107,14 +107,14 @@ def test_a_try_around_a_loop_does_not_put_the_ops_of_its_body_in_place():
         pass
     assert float(total) == 30.0
     assert terra.stats().coexecuted >= 6
-    (region,) = [r for r in api._loops.values() if r.name == "loop in a try"]
+    (region,) = [r for r in loop_regions() if r.name == "loop in a try"]
     (sequence,) = region.runner.tracegraph.sequences
     assert [node.op for node in sequence.trace.nodes if node.in_place] == []
 
 
 def test_loops_that_are_not_run_any_more_are_forgotten(monkeypatch):
     """As in a notebook whose cell is run again and again: each time it is other code."""
-    from terra_tf import api
+    from terra_tf import region as region_of_loops
     from terra_tf.runners.retreat import Retreat
 
     monkeypatch.setattr(Retreat, "stay_eager", lambda self: False)  # never for its speed
@@ -133,13 +133,15 @@ def train(total):
     kept = define()
     terra.stats().reset()
     kept(total)
-    regions = {id(region) for region in api._loops.values()}
-    for _ in range(api._MOST_LOOPS + 3):
+    regions = {id(region) for region in region_of_loops._loops.values()}
+    for _ in range(region_of_loops._MOST_LOOPS + 3):
         define()(total)
         kept(total)
-    assert len(api._loops) == api._MOST_LOOPS
-    assert len(regions & {id(region) for region in api._loops.values()}) == 1  # that of `kept`
-    rounds = api._MOST_LOOPS + 3
+    assert len(region_of_loops._loops) == region_of_loops._MOST_LOOPS
+    assert (
+        len(regions & {id(region) for region in region_of_loops._loops.values()}) == 1
+    )  # that of `kept`
+    rounds = region_of_loops._MOST_LOOPS + 3
     assert float(total) == 15.0 * (2 * rounds + 1)
     # Each new loop learns anew, the old one goes on; what is forgotten still counts.
     assert terra.stats().coexecuted == 3 * rounds + 5 * rounds + 3

@@ -5,6 +5,8 @@ core about tensors, tapes and conversions. The truth is TensorFlow's public API.
 """
 
 import contextlib
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -631,6 +633,51 @@ def test_tapes_and_conversions_of_the_native_core():
         assert gradient.numpy().tolist() == [6.0 * (0.5 + turn), -2.0 * (0.5 + turn)]
     assert step.stats().coexecuted == 4
     assert step.stats().fallback_reasons == {}
+
+
+def test_tapes_and_gradient_functions_are_counted_in_eager_mode_only():
+    terra.function(lambda: tf.constant(1.0))()  # installs the watch
+    x = tf.Variable(2.0)
+
+    def work():
+        with tf.GradientTape() as tape:
+            y = x * x + tf.sin(x)
+        return tape.gradient(y, x)
+
+    tapes, gradients = internals.tape_activity()
+    work()
+    assert internals.tape_activity()[0] > tapes
+    assert internals.tape_activity()[1] >= gradients + 3
+    gradients = internals.tape_activity()[1]
+    tf.function(work)()
+    assert internals.tape_activity()[1] == gradients
+
+
+def test_an_active_tape_is_seen_on_its_own_thread():
+    seen = []
+    assert not internals.tape_is_active()
+    with tf.GradientTape() as tape:
+        assert internals.tape_is_active()
+        with tape.stop_recording():
+            pass
+        thread = threading.Thread(target=lambda: seen.append(internals.tape_is_active()))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+    with tf.autodiff.ForwardAccumulator(tf.constant(1.0), tf.constant(1.0)):
+        assert internals.tape_is_active()
+    assert not internals.tape_is_active()
+
+
+@pytest.mark.timeout(200)
+def test_context_is_ready_after_the_first_op_and_not_before():
+    program = (
+        "import tensorflow as tf; from terra_tf import tensorflow_internals as i;"
+        "before = i.context_is_ready(); tf.config.threading.set_inter_op_parallelism_threads(2);"
+        "tf.constant(1.0); print(before, i.context_is_ready())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False True\n", done.stderr
 
 
 def test_handles_of_variables_are_told_from_others():

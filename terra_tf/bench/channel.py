@@ -18,6 +18,8 @@ from typing import Any
 
 # Names the file descriptor of the pipe's writing end in the child's environment.
 FD_VARIABLE = "TERRA_BENCH_FD"
+# Names the steps that were given by hand, as MODULE:FUNCTION, separated by commas.
+STEPS_VARIABLE = "TERRA_BENCH_STEPS"
 
 # Iterations are sent in batches: a write wakes the parent up, which would then compete with the
 # script for a core. Ten batches a second look smooth and cost nothing that can be measured.

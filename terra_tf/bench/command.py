@@ -7,14 +7,15 @@ import os
 import re
 
 from terra_tf.bench import process, verdict
+from terra_tf.dropin.command import add_step_argument
 
 NAME = "bench"
 HELP = "compare a script in plain eager TensorFlow with the same script under Terra"
 
 DESCRIPTION = """\
 Runs SCRIPT in two processes, first in plain eager TensorFlow (TERRA_DISABLE=1), then under Terra,
-and compares what it prints and how long its steps take. The script is run unchanged and must use
-terra.function or terra.iterate itself.
+and compares what it prints and how long its steps take. The script is run unchanged: its steps are
+those that it names by terra.function or terra.iterate, or else what `terra run` finds.
 
 Every number that both runs print to stdout must be exactly the same, in the same order. A step's
 time is the time from one start to the next start of the same step; shown is the median over the
@@ -37,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `terra bench` to its parser."""
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    parser.usage = "terra bench [-h] [--repeat N] [--ignore REGEX] [--show-output] SCRIPT [ARG ...]"
+    parser.usage = (
+        "terra bench [-h] [--repeat N] [--ignore REGEX] [--show-output] [--step MODULE:FUNCTION] "
+        "SCRIPT [ARG ...]"
+    )
     parser.add_argument(
         "--repeat",
         type=_positive,
@@ -56,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show-output", action="store_true", help="show what the script prints while it runs"
     )
+    add_step_argument(parser)
     parser.add_argument("script", type=_script, metavar="SCRIPT", help="the Python script to run")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARG", help="arguments of the script"
@@ -76,10 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
                 label = mode if arguments.repeat == 1 else f"{mode} {turn}"
                 screen.start(label, total)
                 result = process.run_script(
-                    mode, arguments.script, arguments.arguments, screen.update
+                    mode, arguments.script, arguments.arguments, screen.update, arguments.step
                 )
                 finished.append(result)
-                total = result.iterations
+                # An eager run tells of loops that may be no iterations.
+                loops = any(name.startswith(process.LOOP) for name in result.steps)
+                total = None if loops and mode == process.EAGER else result.iterations
                 if result.exit_code != 0:
                     break
             if result.exit_code != 0:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from terra_tf.bench.timing import StepTimes
 
 EAGER = "eager"
 TERRA = "Terra"
+LOOP = "loop at "  # how the names of steps begin that are loops
 
 STDERR_LINES_KEPT = 1000
 _TICK_SECONDS = 0.25  # how often a silent child's progress is reported
@@ -52,6 +53,11 @@ class ScriptRun:
     stats: dict[str, Any] | None = None
     wall_seconds: float = 0.0
     exit_code: int | None = None
+
+    def forget_loops(self, known: Iterable[str]) -> None:
+        """Drops the loops of an eager run that the other run has not found to be iterations."""
+        for name in [name for name in self.steps if name.startswith(LOOP) and name not in known]:
+            self.phases["eager"] -= self.steps.pop(name).iterations
 
     @property
     def iterations(self) -> int:
@@ -99,6 +105,7 @@ def run_script(
     script: str,
     arguments: Sequence[str],
     on_progress: Callable[[ScriptRun], None] = lambda run: None,
+    steps: Sequence[tuple[str, str]] = (),
 ) -> ScriptRun:
     """Runs the script once and waits for its end.
 
@@ -107,6 +114,7 @@ def run_script(
         script: the path of the script.
         arguments: the script's own arguments.
         on_progress: called from time to time while the script runs, and once when it has ended.
+        steps: (module, function) of steps that were named by hand.
 
     Returns:
         The finished run, failed or not.
@@ -121,7 +129,7 @@ def run_script(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=(write_end,),
-            env=child_environment(mode, write_end),
+            env=child_environment(mode, write_end, steps),
         )
     except BaseException:
         os.close(read_end)
@@ -147,10 +155,11 @@ def run_script(
     return run
 
 
-def child_environment(mode: str, fd: int) -> dict[str, str]:
+def child_environment(mode: str, fd: int, steps: Sequence[tuple[str, str]] = ()) -> dict[str, str]:
     """Returns the environment of a child that sends its messages to `fd`."""
     environment = dict(os.environ)
     environment[channel.FD_VARIABLE] = str(fd)
+    environment[channel.STEPS_VARIABLE] = ",".join(map(":".join, steps))
     # Sets of strings would otherwise be walked in another order in each process.
     environment.setdefault("PYTHONHASHSEED", "0")
     # Our caller may have it set, but then eager would be compared with eager.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from terra_tf.bench import printed
-from terra_tf.bench.process import EAGER, ScriptRun
+from terra_tf.bench.process import EAGER, LOOP, ScriptRun
 from terra_tf.bench.timing import format_seconds, median_step_seconds
 
 # Exit codes of `terra bench`; 2 is a mistake on the command line.
@@ -21,9 +21,9 @@ DISAGREED = 1
 SCRIPT_FAILED = 3
 
 NO_ITERATIONS = (
-    "The script started no Terra iteration, so there is no step to time and nothing to co-execute. "
-    "Put @terra.function on the function that does one training step, or write the loop as "
-    "`for batch in terra.iterate(batches)`."
+    "No iteration was found, so there is no step to time and nothing to co-execute: no loop "
+    "computed gradients under a tape or took its items from tf.data. Name the step by "
+    "--step module:function, or put @terra.function on it."
 )
 TOO_FEW_ITERATIONS = "No step started twice, so there is no step time: let the script run longer."
 NO_NUMBERS = (
@@ -152,6 +152,9 @@ def judge(
         terra_runs: as many.
         ignore: patterns of output that is not compared.
     """
+    loops = {name for run in terra_runs for name in run.steps}
+    for run in eager_runs:
+        run.forget_loops(loops)
     agreements = [
         printed.compare(eager.lines, terra.lines, ignore)
         for eager, terra in zip(eager_runs, terra_runs, strict=True)
@@ -221,10 +224,9 @@ def _remarks_on_iterations(
     if all(step.ratio is None for step in steps):
         remarks.append(TOO_FEW_ITERATIONS)
     for eager, terra in zip(eager_runs, terra_runs, strict=True):
-        if eager.iterations != terra.iterations:
+        if _told(eager) != _told(terra):
             remarks.append(
-                f"The eager run had {eager.iterations} iterations, "
-                f"the Terra run {terra.iterations}."
+                f"The eager run had {_told(eager)} iterations, the Terra run {_told(terra)}."
             )
             break
     if any(run.stats is None for run in terra_runs if run.iterations):
@@ -232,6 +234,12 @@ def _remarks_on_iterations(
     if coexecuted == 0:
         remarks.append(NOTHING_COEXECUTED)
     return remarks
+
+
+def _told(run: ScriptRun) -> int:
+    """Iterations of steps that are no loops: of those, the first ones are only watched."""
+    names = [name for name in run.steps if not name.startswith(LOOP)]
+    return sum(run.steps[name].iterations for name in names)
 
 
 def _remarks_on_numbers(

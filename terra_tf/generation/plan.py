@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+from terra_tf.configuration import settings
 from terra_tf.generation.shape_values import ShapeValue, shape_values
 from terra_tf.tracegraph.sequence import Block, Sequence
 from terra_tf.tracing.effects import INTEGERS, Effect, effect_of, makes_shape_of_values, may_fail
@@ -110,7 +111,7 @@ def fail_in_time(sequence: Sequence) -> tuple[set[int], list[bool]]:
     for node, may in zip(reversed(sequence.trace.nodes), reversed(fallible), strict=True):
         if node.misses:
             continue
-        if visible and may and not node.in_place:
+        if (visible or settings.sync) and may and not node.in_place:
             node.effect = Effect.LOCAL if node.effect is Effect.PURE else Effect.BARRIER
         visible = visible or effect_of(node.op) is Effect.LOCAL
     return uncertain, fallible

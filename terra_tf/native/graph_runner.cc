@@ -42,6 +42,7 @@ GraphRunner::~GraphRunner() {
 void GraphRunner::Launch(std::shared_ptr<Iteration> iteration, std::string function,
                          std::string config, std::vector<TFE_TensorHandle*> captures) {
   iteration->failures = state_->failures;
+  iteration->timeline->Launched();
   g_unfinished.fetch_add(1);
   {
     std::lock_guard<std::mutex> lock(*g_all_mu);
@@ -66,6 +67,7 @@ void GraphRunner::Run(std::shared_ptr<State> state) {
       state->queue.pop_front();
       state->running = launch.iteration;
     }
+    launch.iteration->timeline->Started();
     // After a failure nothing may run on a state that is not the one it should be.
     const absl::Status status = state->failures->load() > 0
                                     ? absl::CancelledError("an earlier iteration failed")
@@ -76,6 +78,7 @@ void GraphRunner::Run(std::shared_ptr<State> state) {
       state->running = nullptr;
     }
     // Off the list only then: whoever has waited for it knows how it ended.
+    launch.iteration->timeline->Finished();
     launch.iteration->Finish(status);
     {
       std::lock_guard<std::mutex> lock(*g_all_mu);

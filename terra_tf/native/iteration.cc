@@ -47,7 +47,10 @@ std::shared_ptr<Iteration> Iteration::Make(int slots, std::shared_ptr<const Outp
 void Iteration::CountWaiter(int change) {
   if (waiting_ == 0 && change > 0) waiting_since_ = Now();
   waiting_ += change;
-  if (waiting_ == 0) waited_ += Now() - waiting_since_;
+  if (waiting_ > 0) return;
+  const double now = Now();
+  waited_ += now - waiting_since_;
+  timeline->GraphWaited(waiting_since_, now);
 }
 
 void Iteration::Set(int slot, Tensor value) {

@@ -17,6 +17,7 @@
 #include "tensorflow/c/eager/c_api_experimental.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "timeline.h"
 
 namespace terra {
 
@@ -85,6 +86,8 @@ class Iteration : public std::enable_shared_from_this<Iteration> {
 
   void Cancel();
   TFE_CancellationManager* cancellation() { return cancellation_; }
+  // When it ran and waited.
+  const std::shared_ptr<Timeline> timeline = std::make_shared<Timeline>();
   // Seconds in which at least one kernel of this iteration waited for Python.
   double graph_wait_seconds();
 

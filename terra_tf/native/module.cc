@@ -134,6 +134,42 @@ void AddCapture(Program& program, py::object tensor) {
   program.Own(tensor.ptr());
 }
 
+py::list BlockCounts(const Program& program) {
+  py::list counts;
+  for (const Block& block : program.blocks) {
+    counts.append(py::make_tuple(block.start, block.end, block.taken_slot >= 0, block.taken,
+                                 block.skipped));
+  }
+  return counts;
+}
+
+py::list DelegatedCalls(const Program& program) {
+  py::list calls;
+  for (const auto& [start, places] : program.delegations) {
+    for (const DelegationPlace& place : places) {
+      if (place.calls.empty()) continue;
+      calls.append(py::make_tuple(py::reinterpret_borrow<py::object>(place.function),
+                                  place.calls.front()->nodes));
+    }
+  }
+  return calls;
+}
+
+py::list Spans(const std::vector<Timeline::Span>& spans) {
+  py::list pairs;
+  for (const Timeline::Span& span : spans) pairs.append(py::make_tuple(span.start, span.end));
+  return pairs;
+}
+
+void BindTimeline(py::module_& m) {
+  py::class_<Timeline, std::shared_ptr<Timeline>>(m, "Timeline")
+      .def_property_readonly("launched", &Timeline::launched)
+      .def_property_readonly("started", &Timeline::started)
+      .def_property_readonly("finished", &Timeline::finished)
+      .def_property_readonly("graph_waits", [](Timeline& t) { return Spans(t.graph_waits()); })
+      .def_property_readonly("python_waits", [](Timeline& t) { return Spans(t.python_waits()); });
+}
+
 void BindProgram(py::module_& m) {
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def(py::init<>())
@@ -147,6 +183,10 @@ void BindProgram(py::module_& m) {
            })
       .def("follows_from_shapes", &FollowsFromShapes)
       .def("add_capture", &AddCapture)
+      // (start, end, optional, how often taken, how often skipped) per block.
+      .def("block_counts", &BlockCounts)
+      // (the function, the nodes of its call) per call that is delegated at present.
+      .def("delegated_calls", &DelegatedCalls)
       .def_readwrite("num_feeds", &Program::num_feeds)
       .def_readwrite("num_slots", &Program::num_slots)
       .def_readwrite("checked_slot", &Program::checked_slot)
@@ -218,6 +258,7 @@ void BindWalk(py::module_& m) {
              WithoutGil unlocked;
              return iteration->WaitFinished(milliseconds);
            })
+      .def_property_readonly("timeline", [](Walk& w) { return w.iteration->timeline; })
       .def_readonly("python_wait_seconds", &Walk::python_wait_seconds)
       .def_property_readonly("graph_wait_seconds",
                              [](Walk& w) { return w.iteration->graph_wait_seconds(); })
@@ -256,6 +297,8 @@ void BindSession(py::module_& m) {
   m.def("suspended", [] { return CurrentSession().suspended > 0; });
   m.def("suspend", [] { ++CurrentSession().suspended; });
   m.def("resume", [] { --CurrentSession().suspended; });
+  m.def("op_calls", [] { return CurrentSession().calls; });
+  m.def("tell_waits", [](py::object waited) { Parts().waited = waited.release().ptr(); });
   m.def("sync_closed", [] { Check(SyncClosed()); });
 }
 
@@ -275,6 +318,7 @@ PYBIND11_MODULE(_core, m) {
   });
   m.def("materialise", [](py::object tensor) { Check(Materialise(tensor.ptr())); });
   m.attr("Hook") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(HookType()));
+  BindTimeline(m);
   BindProgram(m);
   BindWalk(m);
   BindSession(m);

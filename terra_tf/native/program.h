@@ -82,6 +82,7 @@ struct Node {
 struct Block {
   int start = 0, end = 0;
   int taken_slot = -1;  // for the decision, or -1: never skipped
+  int64_t taken = 0, skipped = 0;  // by iterations so far
 };
 
 // A place between two nodes where effects before it become visible, behind one gate.

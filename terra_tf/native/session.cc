@@ -188,6 +188,7 @@ PyObject* HookCall(PyObject* self, PyObject* const* args, size_t nargsf, PyObjec
     return PyObject_Vectorcall(hook->original, args, nargsf, keywords);
   }
   Session& session = CurrentSession();
+  ++session.calls;
   const bool inside = session.mode == Mode::kRecord || session.mode == Mode::kWalk;
   if (inside && session.suspended > 0) session.nested = true;
   if (!inside || session.suspended > 0 ||
@@ -327,12 +328,17 @@ bool WaitForClosed(const Placeholder& placeholder, tensorflow::Tensor* value) {
   SlotState state = SlotState::kFailed;
   if (slot >= 0) {
     state = iteration.Peek(slot, value);
-    while (state == SlotState::kPending) {
-      {
-        WithoutGil unlocked;
-        state = iteration.Wait(slot, 50, value);
+    if (state == SlotState::kPending) {
+      const double start = MonotonicSeconds();
+      while (state == SlotState::kPending) {
+        {
+          WithoutGil unlocked;
+          state = iteration.Wait(slot, 50, value);
+        }
+        if (PyErr_CheckSignals() != 0) return false;
       }
-      if (PyErr_CheckSignals() != 0) return false;
+      iteration.timeline->PythonWaited(start, MonotonicSeconds());
+      if (!NoteWait(iteration, placeholder.output, start)) return false;
     }
   }
   if (state == SlotState::kReady) return true;
@@ -343,6 +349,17 @@ bool WaitForClosed(const Placeholder& placeholder, tensorflow::Tensor* value) {
   if (placeholder.real != nullptr) return true;
   PyErr_SetString(PyExc_RuntimeError, "this tensor was never computed: an op before it failed");
   return false;
+}
+
+bool NoteWait(const Iteration& iteration, int output, double start) {
+  constexpr double kWorthTelling = 1e-5;
+  const double seconds = MonotonicSeconds() - start;
+  if (Parts().waited == nullptr || seconds < kWorthTelling) return true;
+  Suspended suspended;
+  PyObject* done =
+      PyObject_CallFunction(Parts().waited, "Lid", (long long)iteration.id, output, seconds);
+  Py_XDECREF(done);
+  return done != nullptr;
 }
 
 bool IsShared(PyObject* handle) {

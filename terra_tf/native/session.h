@@ -17,6 +17,7 @@ enum class Mode { kOutside, kPlain, kRecord, kWalk };
 struct Session {
   Mode mode = Mode::kOutside;
   int suspended = 0;
+  int64_t calls = 0;             // op calls that this thread has made so far, in whatever mode
   int calling = 0;               // calls that have been passed on and not returned
   int learning = 0;              // library calls in progress that are being learned
   bool nested = false;           // the call in progress has called ops of its own
@@ -43,6 +44,7 @@ struct PythonParts {
   PyObject* fast_path_miss = nullptr;  // the exception class that sends gen ops to their slow path
   PyObject* variable = nullptr;        // the class that all variables inherit from
   PyObject* recover = nullptr;         // recover(iteration id): settles a failed iteration
+  PyObject* waited = nullptr;          // waited(iteration id, output, seconds): Python has waited
 };
 PythonParts& Parts();
 
@@ -64,6 +66,10 @@ bool NoteRecordedRead(const Placeholder& placeholder);
 // Waits for a value of an iteration that Python has left. True without `value` filled when a replay
 // has settled the placeholder. False: exception set, which is the op's error where one failed.
 bool WaitForClosed(const Placeholder& placeholder, tensorflow::Tensor* value);
+
+// Tells Python that it has waited for a value since `start`, if that was worth telling. False:
+// exception set.
+bool NoteWait(const Iteration& iteration, int output, double start);
 
 // Handles that another thread has used while this one was inside a region. Needs the GIL.
 bool IsShared(PyObject* handle);

@@ -237,7 +237,8 @@ bool Walk::CanSkipToEnd() const {
 void Walk::SkipTo(int node) {
   static const Tensor* skipped = new Tensor(false);
   while (cursor_ < node) {
-    const Block& block = program->blocks[program->block_at[cursor_]];
+    Block& block = program->blocks[program->block_at[cursor_]];
+    ++block.skipped;
     iteration->Set(block.taken_slot, *skipped);
     cursor_ = block.end;
   }
@@ -246,6 +247,7 @@ void Walk::SkipTo(int node) {
 void Walk::Take() {
   static const Tensor* taken = new Tensor(true);
   const int block = program->block_at[cursor_];
+  if (block >= 0) ++program->blocks[block].taken;
   if (block < 0 || program->blocks[block].taken_slot < 0) return;
   iteration->Set(program->blocks[block].taken_slot, *taken);
 }
@@ -494,7 +496,9 @@ SlotState Walk::WaitSlot(int slot, Tensor* value, bool* interrupted) {
     }
     if (PyErr_CheckSignals() != 0) *interrupted = true;
   } while (state == SlotState::kPending && !*interrupted);
-  python_wait_seconds += Now() - start;
+  const double end = Now();
+  python_wait_seconds += end - start;
+  iteration->timeline->PythonWaited(start, end);
   return state;
 }
 
@@ -505,8 +509,9 @@ bool Walk::Read(int output, Tensor* value) {
   ++fetches_read;
   ++looks;
   bool interrupted = false;
+  const double start = Now();
   const SlotState state = WaitSlot(spec.fetch, value, &interrupted);
-  if (interrupted) return false;
+  if (interrupted || !NoteWait(*iteration, output, start)) return false;
   if (state == SlotState::kReady || iteration->walk != this) return true;
   return Fallback("op-error", output);
 }

@@ -1,43 +1,25 @@
-"""Says in a page of text what a step did and why."""
+"""Says in a page of text what steps did and why.
+
+The text is lines of (text, style) pieces, so that the same page is plain in a string and coloured
+on a terminal.
+"""
 
 from __future__ import annotations
 
-import collections
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
-from terra_tf import tensorflow_internals
-from terra_tf.report.counters import Stats
+from terra_tf.report.findings import StepReport
 from terra_tf.report.reasons import REASONS
-
-if TYPE_CHECKING:
-    from terra_tf.runners.python_runner import PythonRunner
 
 _MOST = 12  # lines of one kind
 
+Piece = tuple[str, str]  # text, and the name of a style of `rich`
+Line = list[Piece]
 
-def explain_runner(runner: PythonRunner, stats: Stats) -> str:
-    """The page for one step."""
-    lines = [f"terra_tf step {runner.name!r}: {_phase(runner)}"]
-    total = stats.traced + stats.coexecuted + stats.fallen_back
-    if total:
-        share = 100 * stats.coexecuted / total
-        lines.append(
-            f"  iterations: {stats.coexecuted} co-executed ({share:.0f}%), {stats.traced} traced, "
-            f"{stats.fallen_back} fallen back"
-        )
-    lines.append(
-        f"  TraceGraph: {stats.traces} traces, {len(runner.tracegraph.sequences)} op sequences, "
-        f"{stats.nodes} nodes, {stats.branches} branches, {stats.loops} loops; "
-        f"{stats.graphs} graphs built in {stats.build_seconds:.2f} s"
-    )
-    lines.append(
-        f"  Python waited {stats.python_wait_seconds:.3f} s for graphs; "
-        f"graphs waited {stats.graph_wait_seconds:.3f} s for Python"
-    )
-    lines += _numerics(runner)
-    lines += _fallbacks(runner)
-    lines += _reads(runner)
-    return "\n".join(lines)
+
+def page(report: StepReport) -> str:
+    """The plain page of one step."""
+    return text_of(lines_of(report))
 
 
 def explain_without_native(name: str, problem: str | None) -> str:
@@ -45,67 +27,121 @@ def explain_without_native(name: str, problem: str | None) -> str:
     return f"terra_tf step {name!r}: plain eager, because {problem or 'TERRA_DISABLE is set'}"
 
 
-def _phase(runner: PythonRunner) -> str:
-    if runner.retreat.resting:
-        return "resting in eager mode, because co-execution did not pay"
-    sequences = runner.tracegraph.sequences
-    if not sequences:
-        return "not run yet"
-    if sequences[-1].graph is not None:
-        return "co-executing"
-    return "tracing"
+def lines_of(report: StepReport) -> Iterator[Line]:
+    """The page of one step, line by line."""
+    stats = report.stats
+    good = "bold green" if report.phase == "co-executing" else "bold yellow"
+    yield [
+        ("terra_tf step ", ""),
+        (f"{report.name!r}", "bold cyan"),
+        (": ", ""),
+        (report.phase, good),
+    ]
+    if report.iterations:
+        yield [
+            ("  iterations: ", "bold"),
+            (f"{stats.coexecuted} co-executed ({report.share:.0%})", _style_of(report.share)),
+            (f", {stats.traced} traced, {stats.fallen_back} fallen back", ""),
+        ]
+    yield [
+        ("  TraceGraph: ", "bold"),
+        (
+            f"{stats.traces} traces, {len(report.drawings)} op sequences, {stats.nodes} nodes, "
+            f"{stats.branches} branches, {stats.loops} loops; {stats.graphs} graphs built in "
+            f"{stats.build_seconds:.2f} s",
+            "",
+        ),
+    ]
+    yield [
+        ("  per iteration: ", "bold"),
+        (
+            f"{stats.ops_per_iteration} ops; {_each(stats.feeds, report)} feeds, "
+            f"{_each(stats.fetches, report)} fetches, {_each(stats.delegated_calls, report)} "
+            "delegated calls",
+            "",
+        ),
+    ]
+    yield [
+        ("  waits: ", "bold"),
+        (
+            f"Python waited {stats.python_wait_seconds:.3f} s for graphs; "
+            f"graphs waited {stats.graph_wait_seconds:.3f} s for Python",
+            "",
+        ),
+    ]
+    for text in report.numerics:
+        yield [("  ", ""), (text, "")]
+    yield from _fallbacks(report)
+    yield from _reads(report)
+    yield from _in_place(report)
+    yield from _hints(report)
 
 
-def _numerics(runner: PythonRunner) -> list[str]:
-    """What `numerics="fast"` and `xla=True` did with the newest graph."""
-    sequences = runner.tracegraph.sequences
-    graph = sequences[-1].graph if sequences else None
-    if graph is None:
-        return []
-    lines = []
-    if not runner.exact:
-        before = len(graph.concrete.graph.get_operations())
-        after = tensorflow_internals.rewritten_ops(graph.concrete, graph.config)
-        fused = collections.Counter(op for op in after if op.startswith("_"))
-        shown = ", ".join(f"{op} ({count})" for op, count in fused.most_common()) or "none"
-        lines.append(
-            f'  numerics="fast": Grappler makes {len(after)} ops of {before}, '
-            f"fused kernels: {shown}"
-        )
-    if graph.compilation is not None:
-        lines.append(f"  xla=True: {graph.compilation}")
-    elif runner.xla and not runner.compiles:
-        lines.append("  xla=True: given up, because a compiled graph failed where eager does not")
-    return lines
+def _style_of(share: float) -> str:
+    return "green" if share >= 0.8 else "yellow" if share >= 0.4 else "red"
 
 
-def _fallbacks(runner: PythonRunner) -> list[str]:
-    places = sorted(runner.fallbacks.places, key=lambda fallback: -fallback.count)
-    if not places:
-        return ["  fallbacks: none"]
-    lines = ["  fallbacks:"]
-    for fallback in places[:_MOST]:
-        lines.append(f"    {fallback.count} x {fallback}")
-        lines.append(f"        hint: {REASONS[fallback.code][1]}")
-    if len(places) > _MOST:
-        lines.append(f"    and {len(places) - _MOST} more places")
-    return lines
+def _each(total: int, report: StepReport) -> str:
+    return f"{total / max(1, report.stats.coexecuted + report.stats.fallen_back):.3g}"
 
 
-def _reads(runner: PythonRunner) -> list[str]:
-    sequences = runner.tracegraph.sequences
-    graph = sequences[-1].graph if sequences else None
-    if graph is None:
-        return ["  reads inside the step: not known yet"]
-    reads = sorted(graph.sequence.reads.values(), key=lambda read: read.position)
-    # Shapes are known without the graph.
-    reads = [read for read in reads if read.output in graph.slots.fetches]
-    if not reads:
-        return ["  reads inside the step: none"]
-    lines = ["  reads inside the step (each waits for the graph):"]
-    trace = graph.sequence.trace
-    for read in reads[:_MOST]:
-        lines.append(f"    {trace.producer(read.output).op} looked at by {read.location}")
-    if len(reads) > _MOST:
-        lines.append(f"    and {len(reads) - _MOST} more")
-    return lines
+def _fallbacks(report: StepReport) -> Iterator[Line]:
+    if not report.fallbacks:
+        yield [("  fallbacks: ", "bold"), ("none", "green")]
+        return
+    yield [("  fallbacks:", "bold")]
+    for fallback in report.fallbacks[:_MOST]:
+        yield [(f"    {fallback.count} x ", "yellow"), (f"{fallback}", "")]
+        yield [(f"        hint: {REASONS[fallback.code][1]}", "dim")]
+    yield from _more(len(report.fallbacks), "places")
+
+
+def _reads(report: StepReport) -> Iterator[Line]:
+    if not report.stats.graphs and not report.reads:
+        yield [("  reads inside the step: ", "bold"), ("not known yet", "")]
+        return
+    inside = [read for read in report.reads if read.inside]
+    after = [read for read in report.reads if not read.inside]
+    if not inside:
+        yield [("  reads inside the step: ", "bold"), ("none", "green")]
+    else:
+        yield [("  reads inside the step (each waits for the graph):", "bold")]
+    for read in inside[:_MOST]:
+        yield [(f"    {read.place}", ""), (f"  {_cost(read.waits, read.per_iteration)}", "yellow")]
+    yield from _more(len(inside), "lines")
+    if after:
+        yield [("  reads of its values after the step:", "bold")]
+    for read in after[:_MOST]:
+        yield [(f"    {read.place}", ""), (f"  {_cost(read.waits, read.per_iteration)}", "yellow")]
+    yield from _more(len(after), "lines")
+
+
+def _cost(waits: int, per_iteration: float) -> str:
+    if not waits:
+        return "never had to wait"
+    return f"waited {waits} times, {per_iteration:.3g} ms per iteration"
+
+
+def _in_place(report: StepReport) -> Iterator[Line]:
+    if report.in_place:
+        found = list(report.in_place.items())
+        text = ", ".join(f"{count} x {op}" for op, count in found[:_MOST])
+        text += f" and {len(found) - _MOST} more op types" if len(found) > _MOST else ""
+        yield [("  ops that run in place: ", "bold"), (text, "")]
+
+
+def _hints(report: StepReport) -> Iterator[Line]:
+    if report.hints:
+        yield [("  hints:", "bold")]
+    for hint in report.hints:
+        yield [("    * ", "magenta"), (hint, "")]
+
+
+def _more(count: int, what: str) -> Iterator[Line]:
+    if count > _MOST:
+        yield [(f"    and {count - _MOST} more {what}", "dim")]
+
+
+def text_of(lines: Iterable[Line]) -> str:
+    """Lines as plain text."""
+    return "\n".join("".join(text for text, _ in line) for line in lines)

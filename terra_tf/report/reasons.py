@@ -47,6 +47,10 @@ REASONS: dict[str, tuple[str, str]] = {
 """Code -> (what happened, what to think of it)."""
 
 
+def _op_at(node: Node | None) -> str:
+    return "the end" if node is None else f"{node.op or 'a function'} at {node.location}"
+
+
 @dataclasses.dataclass
 class Fallback:
     """One place where iterations left the graph.
@@ -69,14 +73,24 @@ class Fallback:
         """Whether two fallbacks are one cause for a person."""
         return (self.code, self.location) == (other.code, other.location)
 
+    @property
+    def expected_text(self) -> str:
+        """The op that was expected, with its line in the user's program."""
+        return _op_at(self.expected)
+
+    @property
+    def actual_text(self) -> str:
+        """The op that came, with its line; for what is no op, the line at which it happened."""
+        if self.actual is not None or self.code == "ended-early":
+            return _op_at(self.actual)
+        return str(self.location)
+
     def __str__(self) -> str:
         text = f"{self.code} at {self.location}: {REASONS[self.code][0]}"
-        was = f"{self.expected.op} at {self.expected.location}" if self.expected else "the end"
         if self.code in ("new-op", "ended-early"):
-            now = f"{self.actual.op} at {self.actual.location}" if self.actual else "the end"
-            text += f" (expected {was}; came {now})"
+            text += f" (expected {self.expected_text}; came {self.actual_text})"
         else:
-            text += f" (before {was})"
+            text += f" (before {self.expected_text})"
         return text
 
 

@@ -90,6 +90,12 @@ class Replay:
         return external.tensor if feed is None else self._walk.feed(feed)
 
 
+_HINT = (
+    "It failed in a graph, so Python may have run on before it was told. With TERRA_SYNC=1 in the "
+    "environment the error is raised at that line itself."
+)
+
+
 def located_error(error: Exception, node: Node) -> Exception:
     """The public exception for a failed op, naming the user's line."""
     public = tensorflow_internals.status_error(error)
@@ -98,5 +104,7 @@ def located_error(error: Exception, node: Node) -> Exception:
     lines = [
         f'  File "{file}", line {line}, in {name}' for file, line, name in node.location.frames
     ]
-    where = "\n".join(["", f"The op {node.op} was called at (innermost line first):", *lines])
+    where = "\n".join(
+        ["", f"The op {node.op} was called at (innermost line first):", *lines, _HINT]
+    )
     return type(public)(public.node_def, public.op, public.message + where)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from terra_tf import native, tensorflow_internals
 from terra_tf.errors import NewTraceError
 from terra_tf.generation.generated import GeneratedGraph
+from terra_tf.report.log import topic
 from terra_tf.runners import in_flight
 from terra_tf.runners.fallback import Replay
 from terra_tf.runners.graph_runner import graph_runner
@@ -25,6 +26,9 @@ from terra_tf.tracing.trace import Node, Read, Trace
 
 if TYPE_CHECKING:
     from terra_tf.runners.python_runner import PythonRunner
+
+
+_log = topic("errors")
 
 
 class EagerIteration:
@@ -152,6 +156,7 @@ class CoExecutedIteration:
             self._replay.run()
         except Exception as error:
             in_flight.note_error(self.walk.id, error)
+            _log.info("%s: replayed eagerly, raises %s", self._runner.name, type(error).__name__)
             self.walk.close()
             raise
         self.walk.close()

@@ -21,6 +21,8 @@ from terra_tf.delegation.library import stand_in_for_libraries
 from terra_tf.generation.generated import generate
 from terra_tf.report import observers
 from terra_tf.report.counters import Counters
+from terra_tf.report.history import History, waited
+from terra_tf.report.log import topic
 from terra_tf.report.reasons import Fallback, FallbackLog
 from terra_tf.runners import in_flight
 from terra_tf.runners.allowance import Allowance, Doubt
@@ -33,6 +35,9 @@ from terra_tf.tracing.handlers import Loop
 from terra_tf.tracing.location import Location
 from terra_tf.tracing.trace import Kind, Node, Trace
 
+_fallback_log = topic("fallback")
+_graphs_log = topic("graphs")
+_retreat_log = topic("retreat")
 Iteration = EagerIteration | TracedIteration | CoExecutedIteration
 _EAGER = EagerIteration()
 
@@ -50,6 +55,7 @@ class PythonRunner:
         self.counters = Counters()
         self.fallbacks = FallbackLog()
         self.retreat = Retreat()
+        self.history = History()
         self.doubt = Doubt()
         self.allowance = Allowance()
         self._current = threading.local()  # .iteration: the one that this thread is in
@@ -91,14 +97,18 @@ class PythonRunner:
         Raises:
           tf.errors.OpError: an op of an earlier iteration failed in its graph.
         """
-        self._current.started = time.perf_counter()
+        started = self._current.started = time.perf_counter()
         in_flight.settle_finished(settings.lead)
+        built = self.counters.build_seconds
         iteration = self._choose(key, arguments)
+        built = self.counters.build_seconds - built
         if iteration.mode != "coexecuted":
             in_flight.sync()
         if observers.active:
             observers.notify(self.name, iteration.mode)
         self._current.iteration = iteration
+        walk = getattr(iteration, "walk", None)
+        self._current.record = self.history.begin(iteration.mode, walk, started + built, built)
         iteration.begin()
 
     def end(self) -> None:
@@ -106,6 +116,7 @@ class PythonRunner:
         iteration = self._current.iteration
         iteration.end()
         self._current.iteration = None
+        self.history.end(self._current.record)
         seconds = time.perf_counter() - self._current.started
         self.allowance.note(iteration is _EAGER, seconds)
 
@@ -113,6 +124,8 @@ class PythonRunner:
         """Ends this thread's iteration, wherever an exception has come in between."""
         iteration = getattr(self._current, "iteration", None)
         self._current.iteration = None
+        if iteration is not None:
+            self.history.end(self._current.record, "raised")
         try:
             if iteration is not None:
                 iteration.abort()
@@ -120,7 +133,7 @@ class PythonRunner:
             native.core.leave()
 
     def _choose(self, key: Key, arguments: Tensors[Any]) -> Iteration:
-        if self.retreat.stay_eager() or native.core.executes_asynchronously():
+        if self._stays_eager() or native.core.executes_asynchronously():
             return _EAGER
         sequence = self.tracegraph.expected(key)
         if sequence is None or not self.tracegraph.ready(sequence) or _shared(sequence):
@@ -135,6 +148,13 @@ class PythonRunner:
             return _EAGER
         graph = sequence.graph
         return CoExecutedIteration(self, key, arguments, sequence, graph)
+
+    def _stays_eager(self) -> bool:
+        before = self.retreat.retreats
+        stays = self.retreat.stay_eager()
+        if self.retreat.retreats > before:
+            _retreat_log.info("%s: stays eager for a while: co-execution did not pay", self.name)
+        return stays
 
     def _affords(self, cost: float, *, or_rest: bool = True) -> bool:
         """Whether the step may spend so many seconds now; else it rests until it may."""
@@ -152,6 +172,14 @@ class PythonRunner:
         sequence.missed = 0
         self.counters.graphs += 1
         self.counters.build_seconds += graph.seconds
+        _graphs_log.info(
+            "%s: graph %d, of %d nodes in %d blocks, built in %.2f s",
+            self.name,
+            self.counters.graphs,
+            len(graph.sequence.trace.nodes),
+            len(graph.plan.blocks),
+            graph.seconds,
+        )
 
     # --- reports of iterations ---
 
@@ -204,8 +232,14 @@ class PythonRunner:
     def note_fallback(self, code: str, expected: Node | None, actual: Location) -> None:
         """A fallback happens now."""
         self.counters.fallback_reasons[code] = self.counters.fallback_reasons.get(code, 0) + 1
+        record = getattr(self._current, "record", None)
+        if record is not None:  # else another thread has caused it
+            record.outcome = "fell back"
         fallback = Fallback(code, expected, actual)
-        if self.fallbacks.add(fallback) and self._on_new_trace == "warn":
+        if not self.fallbacks.add(fallback):
+            return
+        _fallback_log.info("%s: %s", self.name, fallback)
+        if self._on_new_trace == "warn":
             warnings.warn(f"{self.name}: {fallback}", RuntimeWarning, stacklevel=2)
 
     def _count_walk(self, walk: Any) -> None:
@@ -236,6 +270,7 @@ def initialise() -> None:
         native.initialise(in_flight.recover)
         if native.core is None:
             return
+        native.core.tell_waits(waited)
         atexit.register(_shut_down)
         # A child inherits whatever locks a running graph holds, so none may run just then.
         os.register_at_fork(before=in_flight.end_all, after_in_child=_in_forked_child)

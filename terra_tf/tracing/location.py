@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import os
 import sys
 import sysconfig
 from types import CodeType, FrameType
 
-import keras
 import tensorflow as tf
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def _folder(package: str) -> list[str]:
+    """Where a package is, without loading it: programs do well without Keras."""
+    spec = importlib.util.find_spec(package)
+    return [] if spec is None or spec.origin is None else [os.path.dirname(spec.origin)]
+
+
 _LIBRARIES = tuple(
     path + os.sep
     for path in (
         os.path.dirname(tf.__file__),
-        os.path.dirname(keras.__file__),
-        os.path.join(os.path.dirname(os.path.dirname(tf.__file__)), "tf_keras"),
+        *_folder("keras"),
+        *_folder("tf_keras"),
         _OURS,
         sysconfig.get_path("stdlib"),
     )

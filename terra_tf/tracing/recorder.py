@@ -284,7 +284,7 @@ class Recorder:
             # E.g. a function of a dataset that uses a variable sees what was written to it before.
             return Effect.BARRIER if any(map(self._is_variable, inputs)) else effect
         fallible = may_fail(op) or self._is_uncertain(inputs) or self._takes_numbers(inputs)
-        if fallible and may_be_handled(self._loop):
+        if fallible and (settings.sync or may_be_handled(self._loop)):
             # The handler has to see the error, so the op runs where the handler is.
             return Effect.LOCAL if effect is Effect.PURE else Effect.BARRIER
         if tensorflow_internals.placed_elsewhere():
