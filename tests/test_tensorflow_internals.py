@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -722,3 +723,97 @@ def test_rewritten_ops_are_those_that_grappler_leaves():
     kept = internals.rewritten_ops(function.concrete, internals.function_config(exact=True))
     folded = internals.rewritten_ops(function.concrete, internals.function_config(exact=False))
     assert "Mul" in kept and "Mul" not in folded
+
+
+# --- delegated calls ---
+
+
+def test_functions_that_change_tapes_are_there():
+    hooked = []
+    internals.install_tape_hooks(lambda number, original: hooked.append(number) or original)
+    assert sorted(set(hooked)) == list(range(9))
+
+
+def test_a_tape_and_what_gradient_does_to_it():
+    x = tf.Variable(2.0)
+    with tf.GradientTape() as tape:
+        y = x * x
+        assert internals.tape_attributes(tape)["_recording"]
+        assert internals.tape_of(tape) is not None
+        internals.gradient_begins(tape)
+        assert not internals.tape_attributes(tape)["_recording"]
+    internals.gradient_ends(tape)
+    assert internals.tape_of(tape) is None
+    assert tape.watched_variables() == (x,)
+    with pytest.raises(RuntimeError):  # as after a gradient
+        tape.gradient(y, x)
+
+
+def test_what_assign_gives_can_be_made_again():
+    variable = tf.Variable(1.0)
+    given = variable.assign_add(1.0)
+    assert internals.handle_of_lazy_read(given) is variable.handle
+    assert internals.handle_of_lazy_read(variable) is None
+    again = internals.lazy_read(variable)
+    assert type(again) is type(given) and again.handle is variable.handle
+
+
+def test_looks_go_through_one_function():
+    native.initialise(lambda _: None)
+    seen = []
+
+    def watch(frame, event, _):
+        if event == "call" and frame.f_code is internals.read_code():
+            seen.append(frame.f_locals["tensor"])
+
+    x = tf.constant(1)
+    sys.setprofile(watch)
+    try:
+        int(x)
+    finally:
+        sys.setprofile(None)
+    assert [tensor is x for tensor in seen] == [True]
+
+
+def test_what_a_thread_keeps_names_its_device():
+    (state,) = internals.thread_state()
+    with tf.device("CPU:0"):
+        inside = state.device_name
+    assert inside != state.device_name
+
+
+def test_objects_of_the_libraries_are_sorted():
+    assert internals.is_immutable(tf.DType) and internals.is_immutable(keras.KerasTensor)
+    assert not internals.is_immutable(keras.layers.Dense)
+    layer = keras.layers.Dense(2)
+    assert internals.is_bookkeeping(layer, "_tracker")
+    assert not internals.is_bookkeeping(layer, "units")
+    assert internals.only_names_things("name_scope_stack")
+    assert not internals.only_names_things("current_call_ctx")
+
+
+def test_what_keras_makes_for_each_call_is_known():
+    seen = []
+
+    class Looking(keras.Layer):
+        def call(self, x):
+            seen.append(internals.call_context_keys(self._get_call_context()))
+            return x
+
+    Looking()(tf.ones([1]))
+    assert seen[0] is not None and "entry_layer" in seen[0]
+    legacy = {"layer": None, "inputs": None, "build_graph": False, "call_context_args": {}}
+    assert internals.call_context_keys(legacy) == ("layer", "build_graph", "call_context_args")
+    assert internals.call_context_keys({}) is None
+
+
+def test_functions_of_keras_that_may_be_delegated():
+    found = {(kind.__name__, name) for kind, name, _ in internals.library_functions("keras")}
+    assert {
+        ("Layer", "__call__"),
+        ("Loss", "__call__"),
+        ("Mean", "update_state"),
+        ("Mean", "result"),
+        ("BaseOptimizer", "apply_gradients"),
+        ("BaseOptimizer", "apply"),
+    } <= found
