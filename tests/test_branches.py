@@ -7,6 +7,7 @@ differ, so the share of co-executed iterations and the number of graphs are stat
 
 import dataclasses
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -728,3 +729,35 @@ def test_variables_made_in_a_branch_are_one_graph_with_none(tmp_path):
     how = check(made_in_branches, 60, tmp_path)
     assert how.share(30) >= 0.9
     assert how.stats.graphs <= 8
+
+
+def test_threads_that_share_a_step_keep_each_its_own_variable():
+    """A variable of the way not taken is not written: the other thread is changing it."""
+
+    def body(v, x):
+        y = tf.reduce_sum(v * x)
+        v.assign_sub(0.01 * tf.tanh(v) * y)
+        return y + tf.reduce_sum(v)
+
+    def run(step, v):
+        numbers = np.random.default_rng(3)
+        return [float(step(v, tf.constant(numbers.normal(size=4), tf.float32))) for _ in range(30)]
+
+    def variable(number):
+        return tf.Variable(tf.fill([4], float(number)))
+
+    expected = [run(body, variable(number)) for number in (1, 2)]
+    for _ in range(8):
+        step = terra.function(body)
+        found = {}
+
+        def in_thread(number, step=step, found=found):
+            found[number] = run(step, variable(number))
+
+        threads = [threading.Thread(target=in_thread, args=(number,)) for number in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [found[1], found[2]] == expected
+        assert step.stats().coexecuted > 30

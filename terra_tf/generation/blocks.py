@@ -25,6 +25,7 @@ class OpenBlock:
 
     Attributes:
       taken: the op that all ops of the block come after; dead where it is skipped.
+      decision: whether it is taken; there in any case.
     """
 
     def __init__(self, graph: tf.Graph, decision: tf.Tensor):
@@ -35,7 +36,7 @@ class OpenBlock:
           decision: a bool, true where the block is taken.
         """
         self._graph = graph
-        self._decision = decision
+        self.decision = self._decision = decision
         skipped, taken = self._op("Switch", decision, decision, T=decision.dtype).outputs
         self._skipped = skipped
         self.taken = self._op("Identity", taken, T=taken.dtype)

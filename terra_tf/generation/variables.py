@@ -27,12 +27,14 @@ class Variable:
     Attributes:
       value: its symbolic value, if an assignment has made one.
       dirty: `value` is not committed yet.
+      assigned: whether it was assigned at all, where only some blocks do that; None where it was.
       reads: reads of the variable since it was last written.
       writes: after what it has to be read, and written again.
     """
 
     value: tf.Tensor | None = None
     dirty: bool = False
+    assigned: tf.Tensor | None = None
     reads: Operations = ()
     writes: Operations = ()
 
@@ -90,7 +92,7 @@ class Variables:
 
     def assign(self, resource: int, value: tf.Tensor) -> None:
         """Gives a variable a symbolic value."""
-        self._set(resource, value=value, dirty=True)
+        self._set(resource, value=value, dirty=True, assigned=None)
 
     def write(
         self, resources: list[int], gate: tf.Operation, make: Callable[[], tf.Operation]
@@ -103,21 +105,37 @@ class Variables:
         with self._after(before):
             operation = make()
         for resource in resources:
-            self._set(resource, value=None, dirty=False, reads=(), writes=(operation,))
+            self._set(
+                resource, value=None, dirty=False, assigned=None, reads=(), writes=(operation,)
+            )
         return (*added, operation)
 
     def commit(self, resource: int, gate: tf.Operation) -> tf.Operation:
-        """Gives a variable its symbolic value, behind a gate."""
+        """Gives a variable its symbolic value, behind a gate.
+
+        One that no block has assigned is not written: another thread may have changed it meanwhile.
+        """
         variable = self._of(resource)
-        with self._after([gate, *variable.writes, *variable.reads]):
-            operation = tensorflow_internals.create_graph_op(
+        before = [gate, *variable.writes, *variable.reads]
+        if variable.assigned is None:
+            operation = self._assign_op(resource, variable.value, before)
+        else:
+            block = OpenBlock(self._graph, variable.assigned)
+            value = block.if_taken(variable.value)
+            operation = block.end([self._assign_op(resource, value, [*before, block.taken])])
+        self._set(resource, dirty=False, assigned=None, reads=(), writes=(operation,))
+        return operation
+
+    def _assign_op(
+        self, resource: int, value: tf.Tensor, before: list[tf.Operation]
+    ) -> tf.Operation:
+        with self._after(before):
+            return tensorflow_internals.create_graph_op(
                 self._graph,
                 "AssignVariableOp",
-                [self._handle(resource), variable.value],
-                {"dtype": variable.value.dtype},
+                [self._handle(resource), value],
+                {"dtype": value.dtype},
             )
-        self._set(resource, dirty=False, reads=(), writes=(operation,))
-        return operation
 
     def dirty(self, among: Iterable[int] | None = None) -> list[int]:
         """Variables whose symbolic value is not committed."""
@@ -172,10 +190,16 @@ class Variables:
         else:
             with self._after([block.skipped, *joined.writes]):
                 other = self._read_op(resource, assigned.dtype).outputs[0]
+        if not joined.dirty:
+            ever = block.decision
+        elif joined.assigned is not None:
+            ever = tf.logical_or(joined.assigned, block.decision)
+        else:
+            ever = None
         value = block.merge(block.if_taken(assigned), other)
         if joined.value is None:
             reads += (value.op,)
-        return dataclasses.replace(joined, value=value, dirty=True, reads=reads)
+        return dataclasses.replace(joined, value=value, dirty=True, assigned=ever, reads=reads)
 
 
 def _new(operations: Operations, known: Operations) -> list[tf.Operation]:
