@@ -747,6 +747,7 @@ def test_threads_that_share_a_step_keep_each_its_own_variable():
         return tf.Variable(tf.fill([4], float(number)))
 
     expected = [run(body, variable(number)) for number in (1, 2)]
+    coexecuted = 0
     for _ in range(8):
         step = terra.function(body)
         found = {}
@@ -760,4 +761,5 @@ def test_threads_that_share_a_step_keep_each_its_own_variable():
         for thread in threads:
             thread.join()
         assert [found[1], found[2]] == expected
-        assert step.stats().coexecuted > 30
+        coexecuted += step.stats().coexecuted
+    assert coexecuted > 100  # of 480; a variable that another thread was seen to use stays eager
