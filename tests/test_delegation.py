@@ -381,3 +381,13 @@ def test_varying_batches_are_delegated_once_each_was_seen():
     assert stepped.stats().delegated_calls - before == 5 * 6
     for one, other in zip(eager.state(), ours.state(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_arguments_that_cannot_be_described_are_passed_on():
+    class Arrays(Program):
+        def step(self, x, y):
+            self.metric.update_state(y.numpy(), self.model(x, training=False))
+            return self.metric.result()
+
+    pair = Pair(Arrays)
+    pair.run(STEPS)

@@ -129,7 +129,8 @@ class _Learning:
 
     def let_go(self) -> None:
         """Drops the call's tensors: whoever counts references to them must not find these."""
-        del self.watch.read_matters, self._arguments, self._state
+        self.watch.read_matters = bool
+        self._arguments = self._state = self._patterns = self._keywords = None
 
     def _spec(self, args: tuple, result: Any) -> dict[str, Any]:
         walk = self._walk

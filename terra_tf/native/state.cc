@@ -129,8 +129,14 @@ int State::AddSequence(PyObject* sequence) {
 
 int State::AddSet(PyObject* set) {
   Entry entry{Kind::kSet, set};
-  entry.copy = PyFrozenSet_New(set);
-  if (entry.copy == nullptr) return -1;
+  PyObject* iterator = PyObject_GetIter(set);
+  if (iterator == nullptr) return -1;
+  while (PyObject* item = PyIter_Next(iterator)) {
+    entry.values.emplace_back(item);
+    Py_DECREF(item);
+  }
+  Py_DECREF(iterator);
+  if (PyErr_Occurred()) return -1;
   return Add(std::move(entry));
 }
 
@@ -234,9 +240,16 @@ bool State::EntryHolds(Entry* entry) {
       return true;
     }
     case Kind::kSet: {
-      const int same = PyObject_RichCompareBool(entry->object, entry->copy, Py_EQ);
-      if (same < 0) PyErr_Clear();
-      return same == 1 || Differs(nullptr);
+      if (PySet_GET_SIZE(entry->object) != static_cast<Py_ssize_t>(entry->values.size())) {
+        return Differs(nullptr);
+      }
+      for (const Same& value : entry->values) {
+        PyObject* item = value.get();
+        if (item != nullptr && PySet_Contains(entry->object, item) == 1) continue;
+        PyErr_Clear();
+        return Differs(nullptr);
+      }
+      return true;
     }
     case Kind::kClass:
       return ClassVersion(entry->type) == entry->version || Differs(nullptr);

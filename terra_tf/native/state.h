@@ -75,7 +75,7 @@ class State {
     uint64_t version = 0;
     std::vector<Item> items;       // of a dictionary
     std::vector<Same> values;      // of a sequence
-    PyObject* copy = nullptr;      // of a set, or the bytes of an array (owned)
+    PyObject* copy = nullptr;      // the bytes of an array (owned)
     bool transient = false;
   };
   int Add(Entry entry);
