@@ -464,6 +464,7 @@ _BOOKKEEPING_NAMES = """
     _inbound_nodes _outbound_nodes _tracker _initializer _initial_value _keras_api_names
     _compile_loss _compile_metrics _loss_tracker optimizer history stop_training
     _compile_config train_function test_function predict_function
+    _compiled_trainable_state
     compiled_loss compiled_metrics _metrics_lock _obj_reference_counts_dict
 """
 _BOOKKEEPING = frozenset(_BOOKKEEPING_NAMES.split())

@@ -89,6 +89,8 @@ class StateBuilder:
                 self._entry(self.state.add_sequence(x), x)
                 self._queue += x
         elif issubclass(kind, dict):
+            if not all(map(_is_plain, x)):
+                raise TooMuch("a dictionary whose keys are objects")
             self._parents.append((self._entry(self.state.add_dict(x), x), x))
             self._queue += x.values()
         elif issubclass(kind, list):
@@ -200,6 +202,11 @@ class StateBuilder:
             return "nothing"
         owner = type(self.places[number]).__name__
         return f"{owner}.{key}" if isinstance(key, str) else f"the contents of a {owner}"
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether a value holds no objects: a State may keep it."""
+    return all(map(_is_plain, x)) if type(x) is tuple else type(x) in _PLAIN
 
 
 @functools.cache

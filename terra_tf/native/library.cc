@@ -9,10 +9,12 @@
 namespace terra {
 namespace {
 
-constexpr int kMostChanges = 16;
+// So many changes are one too many, and one in so many walks.
+constexpr int kMostChanges = 256, kWalksOfChange = 32;
 auto* g_modules = new std::vector<PyObject*>;  // owned
 auto* g_state = new std::unique_ptr<State>(new State);
 int g_changes = 0;
+int64_t g_walks = 0;
 
 }  // namespace
 
@@ -26,6 +28,7 @@ void WatchModule(PyObject* dict) {
 }
 
 bool LibraryUnchanged(bool* checked, Program* program) {
+  g_walks += !*checked;
   if (!*checked && !(*g_state)->Holds()) {
     ++g_changes;
     g_state->reset(new State);
@@ -38,6 +41,6 @@ bool LibraryUnchanged(bool* checked, Program* program) {
   return true;
 }
 
-bool LibraryMayDelegate() { return g_changes < kMostChanges; }
+bool LibraryMayDelegate() { return g_changes < kMostChanges + g_walks / kWalksOfChange; }
 
 }  // namespace terra

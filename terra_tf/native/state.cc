@@ -28,10 +28,6 @@ bool IsPlain(PyObject* x) {
          PyComplex_CheckExact(x) || PyUnicode_CheckExact(x) || PyBytes_CheckExact(x);
 }
 
-bool IsContainer(PyObject* x) {
-  return PyList_Check(x) || PyTuple_Check(x) || PyDict_Check(x) || PyAnySet_Check(x);
-}
-
 PyObject* ArrayBytes(PyObject* array) { return PyObject_CallMethod(array, "tobytes", nullptr); }
 
 }  // namespace
@@ -41,7 +37,8 @@ Same::Same(PyObject* object) : object_(object) {
     weak_ = PyWeakref_NewRef(object, nullptr);
     PyErr_Clear();
   }
-  owned_ = weak_ == nullptr && !IsContainer(object);
+  // What takes part in garbage collection could hold, in a cycle, whoever holds this State.
+  owned_ = weak_ == nullptr && (IsPlain(object) || !PyObject_IS_GC(object));
   if (owned_) Py_INCREF(object_);
 }
 

@@ -17,7 +17,7 @@ namespace terra {
 
 // A Python object that is compared by identity without keeping it alive. Of objects without weak
 // references, containers have an entry of their own in a State, which compares their contents, and
-// others are kept alive.
+// such as take no part in garbage collection are kept alive.
 class Same {
  public:
   explicit Same(PyObject* object);
