@@ -29,8 +29,10 @@ def assert_no_difference(seeds):
 def test_programs_of_fixed_seeds():
     report = assert_no_difference(SHORT)
     # The comparison means something: many iterations co-execute, many fall back in their middle.
-    for phase in ("traced", "coexecuted", "fallen_back"):
-        assert report.iterations[phase] > len(SHORT), report
+    for phase in ("coexecuted", "fallen_back"):
+        assert report.iterations[phase] > 2 * len(SHORT), report
+    # Two traces make a graph; programs that seem never to repeat are traced less.
+    assert report.iterations["traced"] > 1.5 * len(SHORT), report
 
 
 @pytest.mark.full

@@ -70,20 +70,14 @@ class _Learning:
     def _prepare(self, args: tuple, keywords: dict) -> None:
         """Notes how everything is before the call."""
         try:
-            if self._function.is_gradient:
-                first = self._tape(args[0])
-                patterns = (first, *(self._arguments.pattern(x) for x in args[1:]))
-                roots: list[Any] = list(self._arguments.objects)
-            else:
-                patterns = tuple(self._arguments.pattern(x) for x in args)
-                roots = list(self._arguments.objects)
-            self._patterns = patterns
+            tapes = [self._tape(args[0])] if self._function.is_gradient else []
+            others = (self._arguments.pattern(x) for x in args[len(tapes) :])
+            self._patterns = (*tapes, *others)
             self._keywords = tuple(
                 (name, self._arguments.pattern(x)) for name, x in keywords.items()
             )
-            roots = list(self._arguments.objects)
             self._state = StateBuilder()
-            self._state.add(reversed([*roots, *tensorflow_internals.thread_state()]))
+            self._state.add((*tensorflow_internals.thread_state(), *self._arguments.objects))
         except (Undescribable, TooMuch, _Failed) as error:
             self.watch.note(str(error))
 
@@ -108,14 +102,14 @@ class _Learning:
 
     # --- after the call ---
 
-    def finish(self, args: tuple, result: Any) -> None:
+    def finish(self, result: Any) -> None:
         """Has the walk know the call, if it may be skipped the next time."""
         walk = self._walk
         if native.core.current_walk() is not walk:
             return  # it has fallen back
         try:
             if self.watch.problem is None:
-                spec = self._spec(args, result)
+                spec = self._spec(result)
         except (Undescribable, TooMuch, _Failed) as error:
             self.watch.note(str(error))
         if self.watch.problem is None:
@@ -132,7 +126,7 @@ class _Learning:
         self.watch.read_matters = bool
         self._arguments = self._state = self._patterns = self._keywords = None
 
-    def _spec(self, args: tuple, result: Any) -> dict[str, Any]:
+    def _spec(self, result: Any) -> dict[str, Any]:
         walk = self._walk
         nodes = walk.path_from(self._start)
         if any(walk.is_in_place(k) for k in nodes):
@@ -159,7 +153,6 @@ class _Learning:
             "tape_steps": self._tape_steps(),
             "taped": self._taped,
             "tape": None,
-            "assignments": (),
             "after": self._function.after,
             "result": recipe,
         }
@@ -250,6 +243,6 @@ def learn(function: LibraryFunction, original: Any, hook: Any, args: tuple, keyw
         profile.stop(learning.watch)
         native.core.learning_ends()
     with profile.paused():
-        learning.finish(args, result)
+        learning.finish(result)
         learning.let_go()
     return result

@@ -133,6 +133,8 @@ def _what_is(code: CodeType, module: str) -> str:
     file = code.co_filename
     if file.startswith("<"):  # made at run time, by namedtuple for instance, or frozen
         top = module.split(".")[0]
+        if top == __name__.split(".")[0]:
+            return "ours"
         known = file.startswith("<frozen") or top.startswith("namedtuple_") or top in _KNOWN
         return "library" if known else "user's"
     if file.startswith(_OURS):

@@ -8,6 +8,7 @@ value, containers by their contents.
 
 from __future__ import annotations
 
+import collections
 import functools
 import threading
 import types
@@ -52,6 +53,7 @@ class StateBuilder:
         self._classes: set[type] = set()
         self._containers: dict[int, int] = {}  # id -> entry
         self._parents: list[tuple[int, dict[Any, Any]]] = []  # entry, what it holds
+        self._listed: set[int] = set()  # ids of items of lists and tuples
         self._seen: set[int] = set()
         self._held: list[Any] = []  # keeps `_seen` true while it is filled
         self._queue: list[Any] = []
@@ -81,21 +83,19 @@ class StateBuilder:
         if kind is types.FunctionType:
             self._visit_function(x)
         elif kind is types.MethodType:
-            self._queue += (x.__self__, x.__func__)
+            self._follow(x.__self__, x.__func__)
         elif kind is functools.partial:
-            self._queue += (x.func, x.args, x.keywords)
+            self._follow(x.func, x.args, x.keywords)
         elif issubclass(kind, tuple):
             if not all(type(item) in _PLAIN for item in x):
-                self._entry(self.state.add_sequence(x), x)
-                self._queue += x
+                self._visit_sequence(x)
         elif issubclass(kind, dict):
             if not all(map(_is_plain, x)):
                 raise TooMuch("a dictionary whose keys are objects")
             self._parents.append((self._entry(self.state.add_dict(x), x), x))
             self._queue += x.values()
         elif issubclass(kind, list):
-            self._entry(self.state.add_sequence(x), x)
-            self._queue += x
+            self._visit_sequence(x)
             self._attributes(x)
         elif issubclass(kind, (set, frozenset)):
             self._entry(self.state.add_set(x), x)
@@ -115,22 +115,43 @@ class StateBuilder:
         return number
 
     def _compare_containers_by_contents(self) -> None:
-        """Lets a container take the place of another one with the same contents."""
+        """Lets a container take the place of another one with the same contents.
+
+        Not of one that several things share: these have to go on sharing it.
+        """
+        holders = collections.Counter(
+            id(value) for _, named in self._parents for value in named.values()
+        )
         for number, named in self._parents:
             for name, value in named.items():
                 child = self._containers.get(id(value))
-                if child is not None:
+                shared = holders[id(value)] > 1 or id(value) in self._listed
+                if child is not None and not shared:
                     self.state.set_transient(number, name, child)
-        self._parents.clear()
+
+    def _visit_sequence(self, x: Any) -> None:
+        self._entry(self.state.add_sequence(x), x)
+        self._listed.update(map(id, x))
+        self._queue += x
+
+    def _follow(self, *values: Any) -> None:
+        """Follows what no entry holds: a closure, a slot, what a proxy wraps."""
+        for value in values:
+            try:
+                weakref.ref(value)
+            except TypeError:
+                self.state.keep(value)
+            self._queue.append(value)
 
     def _visit_function(self, function: types.FunctionType) -> None:
         for cell in function.__closure__ or ():
             try:
-                self._queue.append(cell.cell_contents)
+                self._follow(cell.cell_contents)
             except ValueError:  # not filled yet
                 continue
 
     def _visit_local(self, local: threading.local) -> None:
+        self.state.keep(local)  # a module may let go of it
         number = self._entry(self.state.add_local(local), local)
         self._parents.append((number, vars(local)))
         for name, value in vars(local).items():
@@ -142,12 +163,12 @@ class StateBuilder:
     def _visit_object(self, x: Any) -> None:
         wrapped = getattr(x, "__wrapped__", None)  # a proxy around a container
         if isinstance(wrapped, (dict, list, tuple)):
-            self._queue.append(wrapped)
+            self._follow(wrapped)
         self._attributes(x)
         for name in _slots(type(x)):
             value = getattr(x, name, None)
             if not isinstance(value, types.MemberDescriptorType):
-                self._queue.append(value)
+                self._follow(value)
 
     def _attributes(self, x: Any, transient: bool = False) -> int | None:
         try:

@@ -192,14 +192,6 @@ void Learn(Walk& walk, int cursor, py::object function, py::dict spec) {
                  EagerTensorFromHandle(RefHandle(EagerTensor_Handle(value)), false)));
     }
   }
-  for (py::handle item : spec["assignments"]) {
-    const py::tuple parts = py::reinterpret_borrow<py::tuple>(item);
-    Assignment assignment;
-    assignment.object = MakeSame(parts[0]);
-    if (!parts[1].is_none()) assignment.name = py::reinterpret_borrow<py::object>(parts[1]);
-    assignment.value = ReadRecipe(parts[2]);
-    call->assignments.push_back(std::move(assignment));
-  }
   if (!spec["after"].is_none()) call->after = py::reinterpret_borrow<py::object>(spec["after"]);
   call->result = ReadRecipe(spec["result"]);
   for (int k : call->nodes) {
@@ -224,6 +216,7 @@ void BindState(py::module_& m) {
       .def("add_set", [=](State& s, py::object x) { return check(s.AddSet(x.ptr())); })
       .def("add_class", [=](State& s, py::object x) { return check(s.AddClass(x.ptr())); })
       .def("add_array", [=](State& s, py::object x) { return check(s.AddArray(x.ptr())); })
+      .def("keep", [](State& s, py::object x) { s.Keep(x.ptr()); })
       .def("ignore", [](State& s, int entry, py::object key) { s.Ignore(entry, key.ptr()); })
       .def("set_transient", [](State& s, int parent, py::object key, int child) {
         s.SetTransient(parent, key.ptr(), child);

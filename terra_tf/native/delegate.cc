@@ -481,20 +481,6 @@ PyObject* Walk::Cook(const Recipe& recipe, const std::vector<PyObject*>& leaves)
   return nullptr;
 }
 
-bool Walk::MakeAssignments(const DelegatedCall& call, const std::vector<PyObject*>& leaves) {
-  for (const Assignment& assignment : call.assignments) {
-    PyObject* object = assignment.object->get();
-    PyObject* value = Cook(assignment.value, leaves);
-    if (object == nullptr || value == nullptr) return false;
-    const int failed =
-        !assignment.name ? PyList_SetSlice(object, 0, PyList_GET_SIZE(object), value)
-                         : PyDict_SetItem(Attributes(object), assignment.name.ptr(), value);
-    Py_DECREF(value);
-    if (failed != 0) return false;
-  }
-  return true;
-}
-
 DelegationPlace* Walk::Place(PyObject* function) {
   const auto found = program->delegations.find(cursor_);
   if (found == program->delegations.end()) return nullptr;
@@ -516,7 +502,7 @@ bool Walk::Delegate(PyObject* function, PyObject* const* args, Py_ssize_t count,
     if (!FitsCall(call, args, count, names, &leaves)) continue;
     if (i > 0) std::rotate(place->calls.begin(), place->calls.begin() + i, place->calls.begin() + i + 1);
     Bind();
-    if (RunNodes(call) && MakeAssignments(call, leaves)) *result = Cook(call.result, leaves);
+    if (RunNodes(call)) *result = Cook(call.result, leaves);
     if (*result != nullptr && call.after) {
       PyObject* done = PyObject_Vectorcall(call.after.ptr(), args, count, names);
       if (done == nullptr) Py_CLEAR(*result);

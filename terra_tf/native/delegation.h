@@ -67,13 +67,6 @@ struct CallFeed {
   pybind11::object value;
 };
 
-// An assignment that the call makes to an attribute, or to all items of a list.
-struct Assignment {
-  std::unique_ptr<Same> object;
-  pybind11::object name;  // null for a list
-  Recipe value;
-};
-
 // A call reads a variable, which active tapes then watch, or stops them from recording for a while.
 struct TapeStep {
   int at = 0;  // before which of the call's nodes
@@ -98,7 +91,6 @@ struct DelegatedCall {
   std::vector<uint64_t> tape_sizes;  // and the sizes of what these made; see Walk::SourcesDigest
   // What follows from the sizes of the arguments: (output, a tensor with its value).
   std::vector<std::pair<int, pybind11::object>> shape_values;
-  std::vector<Assignment> assignments;
   pybind11::object after;           // called with the arguments at the end, or null
   Recipe result;
   bool dynamic = false;             // shapes have to be inferred

@@ -69,7 +69,13 @@ State::~State() {
     Py_XDECREF(entry.copy);
     for (Item& item : entry.items) Py_XDECREF(item.key);
   }
+  for (PyObject* object : kept_) Py_DECREF(object);
   Py_XDECREF(differing_key_);
+}
+
+void State::Keep(PyObject* object) {
+  Py_INCREF(object);
+  kept_.push_back(object);
 }
 
 int State::Add(Entry entry) {

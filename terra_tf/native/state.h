@@ -4,7 +4,7 @@
 // that has not changed since it was looked at last is told by CPython's version tag alone (PEP 509),
 // in a nanosecond or two; where the tag differs, contents are compared, by identity and, for plain
 // Python values, by value. A parent comes before its children, so no pointer is followed that a
-// parent that still holds does not keep alive. Nothing but plain values is kept alive by a State.
+// parent that still holds does not keep alive. A State itself keeps little more than plain values.
 #pragma once
 #include <Python.h>
 
@@ -45,6 +45,8 @@ class State {
   int AddSet(PyObject* set);
   int AddClass(PyObject* type);
   int AddArray(PyObject* array);
+  // Keeps an object alive that no entry before its own does.
+  void Keep(PyObject* object);
   // Leaves an attribute, or a key, of an entry out of the comparison.
   void Ignore(int entry, PyObject* key);
   // The value of `key` in entry `parent` is the object of entry `child`, and may be made anew: then
@@ -68,7 +70,7 @@ class State {
   };
   struct Entry {
     Kind kind;
-    PyObject* object;         // borrowed; kept alive by its parent
+    PyObject* object;         // borrowed; kept alive by its parent, or by `Keep`
     PyObject* weak = nullptr;  // for an object that no parent keeps alive (owned)
     PyTypeObject* type = nullptr;  // borrowed; an object of it comes before
     PyObject* dict = nullptr;      // borrowed: the attributes
@@ -85,6 +87,7 @@ class State {
   bool Differs(PyObject* key);
 
   std::vector<Entry> entries_;
+  std::vector<PyObject*> kept_;  // owned
   int differs_ = -1;
   PyObject* differing_key_ = nullptr;
 };

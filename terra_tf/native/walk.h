@@ -153,7 +153,6 @@ class Walk {
   PyObject* ArgObject(const Arg& arg, PyObject* number);                            // borrowed
   PyObject* OutputObject(int output, const std::vector<int64_t>* sizes = nullptr);  // borrowed
   PyObject* Cook(const Recipe& recipe, const std::vector<PyObject*>& leaves);
-  bool MakeAssignments(const DelegatedCall& call, const std::vector<PyObject*>& leaves);
 
   // `values` are those of the outputs, where they are known, or empty.
   PyObject* Answer(const Node& node, PyObject* const* args, bool record_gradient, const Dims& dims,
