@@ -7,6 +7,7 @@ release shows at once which one it broke.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -430,13 +431,12 @@ def recorded_ops(
         if graph is None and not pywrap_tfe.TFE_Py_TapeSetIsStopped():
             on_op(op_type, inputs, attrs, outputs)
 
-    _install_record_watch()
     eager = context.context()
     before = _watch.on_op, _watch.on_function
     _watch.on_op, _watch.on_function = on_op, on_function
     # With it, functions that are called make the gradient that `on_function` is told.
     tape = tf.GradientTape(persistent=False)
-    with tape:
+    with _entry_points.replaced(), tape:
         for source in sources:
             tape.watch(source)
         eager.add_op_callback(callback)
@@ -463,8 +463,47 @@ def _read(argument: Any) -> Any:
     return argument.value() if isinstance(argument, tf.Variable) else argument
 
 
-@functools.cache
-def _install_record_watch() -> None:
+class _EntryPoints:
+    """Replaces the functions that ops and gradients pass through while anything is recorded.
+
+    Not for longer: another thread's first use may come late, everything else that hooks these
+    functions expects to find TensorFlow's own, and an op has a frame more on its stack.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo = contextlib.ExitStack()
+
+    @contextmanager
+    def replaced(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                for module, name, function in _watching_entry_points():
+                    undo = functools.partial(self._put_back, module, name, function)
+                    self._undo.callback(undo, getattr(module, name))
+                    setattr(module, name, function)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._undo.close()
+
+    @staticmethod
+    def _put_back(module: Any, name: str, ours: Any, before: Any) -> None:
+        # Whoever replaced it after us still calls ours, which passes on what nobody watches.
+        if getattr(module, name) is ours:
+            setattr(module, name, before)
+
+
+_entry_points = _EntryPoints()
+
+
+def _watching_entry_points() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """What tells `_watch`, as (module, name, function over the present one)."""
     fast_path = pywrap_tfe.TFE_Py_FastPathExecute
 
     @functools.wraps(fast_path)
@@ -474,7 +513,6 @@ def _install_record_watch() -> None:
             args = tuple(map(_read, args))
         return fast_path(ctx, op_type, name, *args)
 
-    pywrap_tfe.TFE_Py_FastPathExecute = with_variables_read
     original, record_op = record.record_operation, execute.record_gradient
 
     @functools.wraps(record_op)
@@ -482,8 +520,6 @@ def _install_record_watch() -> None:
         if _watch.on_op is not None and tf.executing_eagerly():
             _watch.on_op(op_type, inputs, attrs, results)
         return record_op(op_type, inputs, attrs, results)
-
-    execute.record_gradient = record_gradient
 
     @functools.wraps(original)
     def record_operation(
@@ -499,7 +535,11 @@ def _install_record_watch() -> None:
             told(op_type, output_tensors, input_tensors, backward_function)
         original(op_type, output_tensors, input_tensors, backward_function, forward_function)
 
-    record.record_operation = record_operation
+    return [
+        (pywrap_tfe, "TFE_Py_FastPathExecute", with_variables_read),
+        (execute, "record_gradient", record_gradient),
+        (record, "record_operation", record_operation),
+    ]
 
 
 def op_gradient(

@@ -5,16 +5,12 @@ import os
 import sys
 from pathlib import Path
 
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
 import tensorflow as tf
 
-tf.config.threading.set_inter_op_parallelism_threads(1)
-tf.config.threading.set_intra_op_parallelism_threads(1)
-
-import horovod.tensorflow as hvd  # noqa: E402
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-
-import pipeline  # noqa: E402
+import pipeline
 
 SAMPLES = 16
 
@@ -41,6 +37,8 @@ def make(path, **options):
 
 
 def main():
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
     folder = Path(sys.argv[1])
     hvd.init()
     found = {}

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from pipeline import tensorflow_internals as internals
@@ -219,6 +220,29 @@ def test_recorded_ops_gradients_and_runs():
     np.testing.assert_array_equal(found[0], [3.0, 4.0])
     np.testing.assert_array_equal(internals.run_op("Mul", list(inputs), attrs, 1)[0], [3.0, 8.0])
     assert len(seen) == len(types), "nothing is told afterwards"
+
+
+def test_recording_leaves_tensorflow_as_it_was():
+    from tensorflow.python import pywrap_tfe
+    from tensorflow.python.eager import execute, record
+
+    def entry_points():
+        return pywrap_tfe.TFE_Py_FastPathExecute, execute.record_gradient, record.record_operation
+
+    def recording():
+        return internals.recorded_ops([], lambda *op: None, lambda *call: None)
+
+    before = entry_points()
+    with recording():
+        inside = entry_points()
+        with recording():
+            assert entry_points() == inside
+        assert entry_points() == inside
+    assert not set(inside) & set(before)
+    assert entry_points() == before
+    with pytest.raises(KeyError), recording():
+        raise KeyError
+    assert entry_points() == before
 
 
 def test_what_is_known_of_op_types():
