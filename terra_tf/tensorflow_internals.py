@@ -456,12 +456,13 @@ def is_immutable(kind: type) -> bool:
         return True
     name = f"{kind.__module__}.{kind.__qualname__}"
     return name.startswith(("keras.", "tf_keras.")) and name.endswith(
-        (".KerasTensor", ".Node", ".Initializer", ".Tracker", ".History")
+        (".Initializer", ".Tracker", ".History", ".KerasHistory")
     )
 
 
 _BOOKKEEPING_NAMES = """
-    _inbound_nodes _outbound_nodes _tracker _initializer _initial_value _keras_api_names
+    _inbound_nodes _outbound_nodes _keras_history
+    _tracker _initializer _initial_value _keras_api_names
     _compile_loss _compile_metrics _loss_tracker optimizer history stop_training
     _compile_config train_function test_function predict_function
     _compiled_trainable_state

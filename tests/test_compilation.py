@@ -228,7 +228,8 @@ def test_a_graph_that_fails_only_when_compiled_is_generated_without_xla(monkeypa
     terra_step, terra_weights = make_training()
     step = terra.function(terra_step, xla=True)
     for x, y in batches(10):
-        assert float(step(x, y)) == float(eager_step(x, y))
+        # The loss may have been fetched, as XLA rounds it, before the graph fails.
+        assert float(step(x, y)) == pytest.approx(float(eager_step(x, y)), rel=1e-6)
     for ours, theirs in zip(terra_weights, eager_weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert step.stats().coexecuted >= 6

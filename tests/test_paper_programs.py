@@ -53,7 +53,7 @@ def test_all_scripts_are_tested():
     assert scripts == CONVOLUTIONS | OTHERS | {"scenes"}
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", sorted(CONVOLUTIONS | OTHERS))
 def test_program(load, name):
     module = load(name)

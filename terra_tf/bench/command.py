@@ -84,9 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
                     mode, arguments.script, arguments.arguments, screen.update, arguments.step
                 )
                 finished.append(result)
-                # An eager run tells of loops that may be no iterations.
-                loops = any(name.startswith(process.LOOP) for name in result.steps)
-                total = None if loops and mode == process.EAGER else result.iterations
+                total = _expected(result)
                 if result.exit_code != 0:
                     break
             if result.exit_code != 0:
@@ -121,3 +119,9 @@ def _script(text: str) -> str:
     if not os.path.isfile(text):
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")
     return text
+
+
+def _expected(result: process.ScriptRun) -> int | None:
+    """How many iterations the next run may have: not those of loops that may be no steps."""
+    named = [starts for name, starts in result.steps.items() if not name.startswith(process.LOOP)]
+    return sum(map(len, named)) or None
