@@ -6,6 +6,8 @@ complete, every send therefore has exactly one receive of the same tag.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pipeline.errors import ScheduleError
@@ -29,8 +31,12 @@ class LineCheck:
     def __init__(self, schedule: Schedule, index: LineIndex) -> None:
         self.schedule = schedule
         self.index = index
-        self.line = schedule.actions[index.rank]
         self.expected = set()  # keys of the boundary messages that the line must have
+
+    @property
+    def line(self) -> Sequence[Action]:
+        """The actions."""
+        return self.schedule.actions[self.index.rank]
 
     def run(self) -> None:
         """Raises ScheduleError at the first fault."""
@@ -204,6 +210,22 @@ def _first(wrong: np.ndarray) -> int | None:
     """The first micro-batch where something is wrong."""
     at = int(wrong.argmax()) if len(wrong) else 0
     return at if len(wrong) and wrong[at] else None
+
+
+def check_chunks(schedule: Schedule) -> None:
+    """Checks that the ranks' model chunks count from 0 without gaps.
+
+    Raises:
+        ScheduleError: at an action of a chunk above a gap.
+    """
+    table = schedule.table
+    there = np.unique(table.chunk)
+    gap = _first(there != np.arange(len(there)))
+    if gap is not None:
+        at = int(np.flatnonzero(table.chunk == there[gap])[0])
+        place = Place(int(table.rank[at]), table.position(at))
+        text = f"no action is of model chunk {gap}; chunks count from 0 without gaps"
+        raise fault(schedule, "odd-chunk", text, place)
 
 
 def check_microbatches(schedule: Schedule) -> None:

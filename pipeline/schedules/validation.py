@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipeline.schedules.checks import LineCheck, check_microbatches, check_pairs
+from pipeline.schedules.checks import LineCheck, check_chunks, check_microbatches, check_pairs
 from pipeline.schedules.deadlock import check_progress
 from pipeline.schedules.faults import Place, fault
-from pipeline.schedules.line_index import index_lines
+from pipeline.schedules.line_index import Index
 from pipeline.schedules.schedule import Schedule
 from pipeline.schedules.stashes import held_over_time, most_held
 
@@ -105,12 +105,13 @@ def prove(schedule: Schedule) -> tuple[int, ...]:
 
     `Schedule.proven_peaks` keeps the outcome, so that a schedule is proven once.
     """
+    check_chunks(schedule)
     check_microbatches(schedule)
-    indexes = index_lines(schedule)
-    for index in indexes:
-        LineCheck(schedule, index).run()
+    index = Index(schedule)
+    for line in index.lines:
+        LineCheck(schedule, line).run()
     check_pairs(schedule)
-    check_progress(schedule, indexes)
+    check_progress(schedule, index)
     return tuple(map(int, _peaks(schedule, None)))
 
 
