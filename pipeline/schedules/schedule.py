@@ -139,9 +139,12 @@ class Schedule:
             name: what the schedule is to be called.
 
         Raises:
+            TypeError: if it is no text.
             ScheduleError: if the text is not of that form. Whether the schedule can be run is
                 for `validate` to say.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"a schedule is read from a str, not from {type(text).__name__}")
         lines: dict[int, tuple[Action, ...]] = {}
         for number, line in enumerate(text.splitlines(), start=1):
             line = line.split("#", 1)[0].strip()

@@ -7,11 +7,13 @@ from itertools import chain
 
 import numpy as np
 
+from pipeline.errors import ScheduleError
 from pipeline.schedules.actions import COMPUTE, STASH_TRANSFERS, Action, Kind, action_of
 
 KINDS = tuple(Kind)
 CODES = {kind: code for code, kind in enumerate(KINDS)}
 NO_PEER = -1
+_BEYOND = 10**9  # numbers of the text form have up to nine digits
 
 # Actions as numbers, one column each; the rows are kind, micro-batch, chunk and peer.
 Columns = np.ndarray
@@ -58,7 +60,16 @@ class Table:
 
     @classmethod
     def of_actions(cls, lines: Sequence[Sequence[Action]]) -> Table:
-        """The table of lines of actions."""
+        """The table of lines of actions.
+
+        Raises:
+            TypeError: if something is no action.
+            ScheduleError: if a number of an action is out of range, or there is no line.
+        """
+        if not len(lines):
+            raise ScheduleError("a schedule needs a line for each rank, it has none")
+        for action in chain.from_iterable(lines):
+            _check(action)
         fields = tuple(zip(*chain.from_iterable(lines), strict=True)) or ((), (), (), ())
         columns = np.empty((4, len(fields[0])), np.int32)
         columns[0] = [*map(CODES.__getitem__, fields[0])]
@@ -91,6 +102,27 @@ class Table:
     def has(self, kind: Kind) -> bool:
         """Whether there is such an action."""
         return bool((self.kind == CODES[kind]).any())
+
+
+def _check(action: Action) -> None:
+    """Refuses what is no action, or one that has no text form."""
+    if not isinstance(action, Action):
+        raise TypeError(f"lines must hold schedules.Action, not {action!r}; see Schedule.parse")
+    kind, *numbers, peer = action
+    if not isinstance(kind, Kind):
+        raise TypeError(f"an action's kind must be a schedules.Kind, not {kind!r}")
+    if (peer is None) != (kind in COMPUTE):
+        needs = "no peer" if kind in COMPUTE else "a peer"
+        raise ScheduleError(
+            f"{tuple(action)!r} is not an action: {kind!r} has {needs}", "no-action"
+        )
+    for number in numbers if peer is None else (*numbers, peer):
+        if not hasattr(number, "__index__") or not 0 <= number < _BEYOND:
+            raise ScheduleError(
+                f"{tuple(action)!r} is not an action: {number!r} is no number from 0 on of up to "
+                "nine digits",
+                "no-action",
+            )
 
 
 def row(kind: Kind, microbatches: Sequence[int] | np.ndarray, chunk: int = 0) -> Columns:

@@ -83,6 +83,7 @@ def validate(
     Raises:
         ScheduleError: if the schedule cannot be run; it shows the lines and the fault.
         ValueError: if a limit has not one number for each rank, or bytes are limited but not given.
+        TypeError: if one is no number.
     """
     if byte_limit is not None and stash_bytes is None:
         raise ValueError("a limit in bytes needs the size of a stash; pass stash_bytes too")
@@ -118,14 +119,19 @@ def prove(schedule: Schedule) -> tuple[int, ...]:
 def _for_each_rank(
     schedule: Schedule, value: float | Sequence[float], name: str
 ) -> Sequence[float]:
-    if isinstance(value, Sequence):
-        if len(value) != schedule.num_stages:
-            raise ValueError(
-                f"{name} has {len(value)} numbers for {schedule.num_stages} ranks; give one for "
-                "each rank, or one number for all"
-            )
-        return value
-    return [value] * schedule.num_stages
+    several = hasattr(value, "__len__") and not isinstance(value, str | bytes)
+    values = list(value) if several else [value] * schedule.num_stages
+    if len(values) != schedule.num_stages:
+        raise ValueError(
+            f"{name} has {len(values)} numbers for {schedule.num_stages} ranks; give one for "
+            "each rank, or one number for all"
+        )
+    for one in values:
+        if not hasattr(one, "__float__"):
+            raise TypeError(f"{name} must be a number or one for each rank, not {one!r}")
+        if not one >= 0:
+            raise ValueError(f"{name} must be a number that is not negative, not {one!r}")
+    return values
 
 
 def _peaks(schedule: Schedule, sizes: Sequence[float] | None) -> tuple[float, ...]:

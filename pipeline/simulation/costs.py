@@ -124,6 +124,11 @@ class ScheduleCosts:
         cores, num_stages = self.costs.cores, self.schedule.num_stages
         if cores is None:
             return list(range(num_stages)), [1] * num_stages
+        for core in cores if _is_sequence(cores) else [cores]:
+            if isinstance(core, bool) or not hasattr(core, "__index__"):
+                raise TypeError(
+                    f"cores must be a number of cores or the core of each rank, not {core!r}"
+                )
         if not _is_sequence(cores):
             if cores < 1:
                 raise ValueError(f"cores must be at least 1, not {cores}")
