@@ -343,6 +343,10 @@ def _efficiency(data: dict[str, Any], step: Any) -> ScalingPoints | RingModel:
         unknown = sorted(set(data) - {"gradient_bytes", "bandwidth", "latency", "overlap"})
         if unknown:
             raise HybridError(f"a ring model has no field {unknown[0]!r}", "unknown-field")
+        if "bandwidth" not in data:
+            raise HybridError(
+                "a ring model needs the field 'bandwidth'", "missing-field", "bandwidth"
+            )
         return RingModel(step_seconds=step, **data)
     return ScalingPoints({_whole(workers, "efficiency"): value for workers, value in data.items()})
 

@@ -129,6 +129,17 @@ def test_the_fit_finds_the_curve_that_made_the_points():
         (lambda: HybridModel.from_dict({"epochs": {"1": 1}}), "'batch'"),
         (lambda: HybridModel.from_dict({"batch": 1, "epochs": {"1": 1}, "x": 1}), "'x'"),
         (lambda: HybridModel.from_dict({"batch": 1, "epochs": {"one": 1}}), "'one'"),
+        (
+            lambda: HybridModel.from_dict(
+                {
+                    "batch": 1,
+                    "epochs": {"1": 1},
+                    "step_seconds": 1,
+                    "efficiency": {"gradient_bytes": 1},
+                }
+            ),
+            "'bandwidth'",
+        ),
     ],
 )
 def test_refusals_name_the_field(make, match):
