@@ -175,7 +175,7 @@ def test_epochs_are_measured_by_training():
 
     def build(batch):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
-        model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=["accuracy"])
+        model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy", metrics=["accuracy"])
         return model
 
     table = measure_epochs(build, (x, y), (x, y), [8, 128], target=0.9)
