@@ -112,3 +112,9 @@ def numbers(text: str) -> float | list[float]:
             f"{text!r} is neither a number nor several with commas"
         ) from None
     return values[0] if len(values) == 1 else values
+
+
+def whole_numbers(text: str) -> int | list[int]:
+    """Reads one whole number, or several with commas."""
+    values = [whole(item) for item in text.split(",")]
+    return values[0] if len(values) == 1 else values

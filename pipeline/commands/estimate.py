@@ -144,10 +144,10 @@ def _of_model(arguments: argparse.Namespace) -> Inputs:
 def _of_file(arguments: argparse.Namespace) -> Inputs:
     path = Path(arguments.profiles)
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_bytes())
         profiles = [estimation.Profile(**profile) for profile in content["profiles"]]
         ranks = estimation.Ranks(**content.get("ranks", {}))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} does not hold profiles as --help describes them: {error}"
         ) from None

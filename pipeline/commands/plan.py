@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -13,6 +12,7 @@ from typing import Any
 
 from pipeline.commands.common import add_json_argument, positive, print_json
 from pipeline.planning import Cluster, LayerCosts, Link, Plan, PlanningError
+from pipeline.planning.checks import read_json
 
 NAME = "plan"
 HELP = "plan replicas, stages, schedule, micro-batches and recomputation for a model"
@@ -113,10 +113,7 @@ def _of_costs(arguments: argparse.Namespace, cluster: Cluster) -> Plan:
     from pipeline.planning.planner import search
 
     path = arguments.model
-    try:
-        data = json.loads(Path(path).read_text())
-    except json.JSONDecodeError as error:
-        raise PlanningError(f"{path} is not JSON: {error}", "no-json", path) from None
+    data = read_json(path, PlanningError)
     known = {field.name for field in fields(LayerCosts)}
     if not isinstance(data, dict):
         raise PlanningError(f"{path} must hold an object", "no-object", path)

@@ -10,6 +10,7 @@ from pipeline.commands.common import (
     numbers,
     print_json,
     read_schedules,
+    whole_numbers,
 )
 from pipeline.simulation import Costs, simulate
 
@@ -52,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     costs = parser.add_argument_group("costs")
     for name, (metavar, text) in COSTS.items():
         option = f"--{name.replace('_', '-')}"
-        costs.add_argument(option, dest=name, type=numbers, metavar=metavar, help=text)
+        read = whole_numbers if name == "cores" else numbers
+        costs.add_argument(option, dest=name, type=read, metavar=metavar, help=text)
     parser.add_argument("--plot", metavar="FILE", help="draw the steps into a PNG file")
     parser.add_argument(
         "--trace", metavar="FILE", help="write the (last) step as a Chrome trace, JSON"
@@ -64,9 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulates the schedules; returns 0."""
     given = {name: getattr(arguments, name) for name in COSTS}
     given = {name: value for name, value in given.items() if value is not None}
-    if "cores" in given:
-        cores = given["cores"]
-        given["cores"] = [int(core) for core in cores] if isinstance(cores, list) else int(cores)
     costs = Costs.of(given)
     results = [simulate(schedule, costs) for schedule in read_schedules(arguments)]
     if arguments.json:

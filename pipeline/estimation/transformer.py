@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.estimation.estimator import Profile, Ranks
+from pipeline.simulation.costs import positive
 
 # Bytes for each parameter under mixed precision and Adam: 16-bit weights, 32-bit gradients, master
 # weights and two slots.
@@ -125,6 +126,21 @@ class Cluster:
     pair_bandwidth: float = 300e9
     sequence_parallel: bool = True
 
+    def __post_init__(self) -> None:
+        for name in ("devices", "tensor_parallel"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise TypeError(f"{name} must be a whole number, not {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.devices % self.tensor_parallel:
+            raise ValueError(
+                f"{self.devices} devices cannot be divided into groups of {self.tensor_parallel}, "
+                "tensor_parallel"
+            )
+        for name in ("peak_flops", "memory_bytes", "usable", "pair_bandwidth"):
+            positive(name, getattr(self, name))
+
     @property
     def num_stages(self) -> int:
         """The number of stages p."""
@@ -148,13 +164,26 @@ def transformer_profiles(
             the model's FLOPs only.
         recomputations: those to choose from.
         flash: whether flash attention is used.
+
+    Raises:
+        ValueError: if there are more stages than layers, or an efficiency is no share.
+        TypeError: if an efficiency is no number.
     """
+    if cluster.num_stages > model.layers:
+        raise ValueError(
+            f"{cluster.num_stages} stages are more than the model's {model.layers} layers; use "
+            "fewer devices or more tensor parallelism"
+        )
     layers = math.ceil(model.layers / cluster.num_stages)
     speed = cluster.tensor_parallel * cluster.peak_flops
     wanted = list(recomputations)
     profiles = []
     for key, reached in stage_mfu.items():
         microbatch, only = key if isinstance(key, tuple) else (key, None)
+        if positive(f"efficiency of micro-batch {microbatch}", reached) > 1:
+            raise ValueError(
+                f"efficiency of micro-batch {microbatch} is a share of the peak, not {reached!r}"
+            )
         for recompute in wanted if only is None else [only]:
             flops = microbatch * model.sample_flops / cluster.num_stages
             seconds = flops / (speed * reached)

@@ -1,8 +1,11 @@
-"""Reading numbers that others wrote: each refusal names what holds the number and the field."""
+"""Reading what others wrote: each refusal names what holds it and the field, or the file."""
 
 from __future__ import annotations
 
+import json
 import math
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PlanningError
@@ -43,3 +46,16 @@ def number(
     if positive and result == 0:
         raise error(f"{at}: must be greater than 0", "zero", at)
     return result
+
+
+def read_json(path: str | PathLike[str], error: type[PlanningError]) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        PlanningError: of the type `error`, if it is no JSON.
+        OSError: if there is no such file.
+    """
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError) as fault:  # of the text, its encoding or its depth
+        raise error(f"{path} is not JSON: {fault}", "no-json", str(path)) from None

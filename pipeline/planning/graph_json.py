@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import GraphError
-from pipeline.planning.checks import number
+from pipeline.planning.checks import number, read_json
 from pipeline.planning.graph import Edge, Op, OpGraph
 
 FORMS = ("planning", "dnn-partitioning")
@@ -41,12 +41,7 @@ def load(path: str | PathLike[str]) -> OpGraph:
         GraphError: if it is no JSON or no graph, naming the node or edge and the field.
         OSError: if there is no such file.
     """
-    text = Path(path).read_text()
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise GraphError(f"{path} is not JSON: {error}", "no-json", str(path)) from None
-    return from_dict(data)
+    return from_dict(read_json(path, GraphError))
 
 
 def save(graph: OpGraph, path: str | PathLike[str], form: str = "planning") -> None:
@@ -123,7 +118,12 @@ def _list(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def _id(node: dict[str, Any], position: int) -> str:
-    return str(_field(node, "id", f"node number {position}"))
+    where = f"node number {position}"
+    found = _field(node, "id", where)
+    if isinstance(found, bool) or not isinstance(found, str | int | float):
+        at = f"{where}, field 'id'"
+        raise GraphError(f"{at}: must be a text or a number, not {found!r}", "name", at)
+    return str(found)
 
 
 def _field(entry: dict[str, Any], name: str, where: str) -> Any:
@@ -138,6 +138,9 @@ def _own_node(node: dict[str, Any], where: str) -> Op:
     if not isinstance(seconds_on, dict):
         raise GraphError(f"{where}, field 'seconds_on': must be an object", "no-object", where)
     group = node.get("group")
+    members = node.get("members", [])
+    if not isinstance(members, list):
+        raise GraphError(f"{where}, field 'members': must be a list", "no-list", where)
     return Op(
         name=str(node["id"]),
         seconds=number(_field(node, "seconds", where), where, "seconds", GraphError),
@@ -151,7 +154,7 @@ def _own_node(node: dict[str, Any], where: str) -> Op:
         },
         device=node.get("device"),
         backward=bool(node.get("backward", False)),
-        members=tuple(map(str, node.get("members", ()))),
+        members=tuple(map(str, members)),
     )
 
 

@@ -17,16 +17,14 @@ All of it is arithmetic on what the user measured or gives: `planning.epochs` ha
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from pipeline.errors import HybridError
-from pipeline.planning.checks import number
+from pipeline.planning.checks import number, read_json
 from pipeline.planning.efficiency import RingModel, ScalingPoints
 from pipeline.planning.epochs import EpochFit, EpochTable
 
@@ -268,10 +266,7 @@ class HybridModel:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> HybridModel:
         """Reads a JSON file; see `from_dict`."""
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text()))
-        except json.JSONDecodeError as error:
-            raise HybridError(f"{path} is not JSON: {error}", "no-json", str(path)) from None
+        return cls.from_dict(read_json(path, HybridError))
 
     @classmethod
     def from_dict(cls, data: Any) -> HybridModel:
@@ -348,6 +343,10 @@ def _efficiency(data: dict[str, Any], step: Any) -> ScalingPoints | RingModel:
         unknown = sorted(set(data) - {"gradient_bytes", "bandwidth", "latency", "overlap"})
         if unknown:
             raise HybridError(f"a ring model has no field {unknown[0]!r}", "unknown-field")
+        if "bandwidth" not in data:
+            raise HybridError(
+                "a ring model needs the field 'bandwidth'", "missing-field", "bandwidth"
+            )
         return RingModel(step_seconds=step, **data)
     return ScalingPoints({_whole(workers, "efficiency"): value for workers, value in data.items()})
 

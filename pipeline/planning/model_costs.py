@@ -85,9 +85,11 @@ class LayerCosts:
 
     def __post_init__(self) -> None:
         names = ("forward", "backward", "stash_bytes", "output_bytes", "weight_bytes")
+        if not len(self.forward):
+            raise PlanningError("field 'forward' is empty; there must be a layer", "length")
         for name in names:
             values = getattr(self, name)
-            if len(values) != len(self.forward) or not len(values):
+            if len(values) != len(self.forward):
                 raise PlanningError(
                     f"field {name!r} has {len(values)} numbers for {len(self.forward)} layers",
                     "length",

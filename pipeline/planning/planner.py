@@ -68,7 +68,15 @@ def plan(
     """
     if not isinstance(batch, tuple) or len(batch) != 2:
         raise PlanningError("batch must be (x, y) of one global batch, field 'batch'", "batch")
+    if not callable(loss):
+        raise PlanningError(f"loss must be callable, not {loss!r}, field 'loss'", "type", "loss")
+    if not callable(getattr(optimizer, "get_config", None)):
+        raise PlanningError(
+            f"optimizer must be of Keras, not {optimizer!r}, field 'optimizer'", "type", "optimizer"
+        )
     x, y = batch
+    if x is None or y is None or not _samples(x):
+        raise PlanningError("batch must hold samples, field 'batch'", "batch")
     costs = MeasuredCosts(layers, loss, optimizer, x, y)
     sizes = list(batch_sizes) or [_samples(x)]
     found = search(costs, cluster, sizes, epochs, schedules, progress, prune)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PlanningError
+from pipeline.planning.checks import read_json
 
 FITS, NO_MEMORY, PRUNED, REFUSED = "fits", "out of memory", "pruned", "cannot run"
 
@@ -159,11 +160,11 @@ class Plan:
         Raises:
             PlanningError: if it holds no plan.
         """
+        data = read_json(path, PlanningError)
         try:
-            data = json.loads(Path(path).read_text())
             rows = tuple(map(_row, data["rows"]))
             return cls(_row(data["best"]), rows, data["devices"], data["memory"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise PlanningError(f"{path} holds no plan: {error!r}", "no-plan", str(path)) from None
 
     def explain(self) -> str:

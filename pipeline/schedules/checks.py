@@ -6,6 +6,8 @@ complete, every send therefore has exactly one receive of the same tag.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pipeline.errors import ScheduleError
@@ -13,8 +15,13 @@ from pipeline.schedules.actions import BOUNDARY, COUNTERPART, Action, Kind
 from pipeline.schedules.faults import Place, fault
 from pipeline.schedules.line_index import MISSING, LineIndex, Row
 from pipeline.schedules.schedule import Schedule
-from pipeline.schedules.table import CODES
+from pipeline.schedules.table import CODES, KINDS
 
+_NONE = np.zeros(0, np.int64)
+# The code of an action of communication → that of its counterpart.
+_COUNTERPARTS = np.array(
+    [CODES[COUNTERPART[kind]] if kind in COUNTERPART else -1 for kind in KINDS]
+)
 _BOUNDARY_KINDS = frozenset(BOUNDARY) | frozenset(BOUNDARY.values())
 
 
@@ -29,8 +36,12 @@ class LineCheck:
     def __init__(self, schedule: Schedule, index: LineIndex) -> None:
         self.schedule = schedule
         self.index = index
-        self.line = schedule.actions[index.rank]
         self.expected = set()  # keys of the boundary messages that the line must have
+
+    @property
+    def line(self) -> Sequence[Action]:
+        """The actions."""
+        return self.schedule.actions[self.index.rank]
 
     def run(self) -> None:
         """Raises ScheduleError at the first fault."""
@@ -206,6 +217,22 @@ def _first(wrong: np.ndarray) -> int | None:
     return at if len(wrong) and wrong[at] else None
 
 
+def check_chunks(schedule: Schedule) -> None:
+    """Checks that the ranks' model chunks count from 0 without gaps.
+
+    Raises:
+        ScheduleError: at an action of a chunk above a gap.
+    """
+    table = schedule.table
+    there = np.unique(table.chunk)
+    gap = _first(there != np.arange(len(there)))
+    if gap is not None:
+        at = int(np.flatnonzero(table.chunk == there[gap])[0])
+        place = Place(int(table.rank[at]), table.position(at))
+        text = f"no action is of model chunk {gap}; chunks count from 0 without gaps"
+        raise fault(schedule, "odd-chunk", text, place)
+
+
 def check_microbatches(schedule: Schedule) -> None:
     """Checks that the lines are about the same micro-batches; points at those that are not.
 
@@ -247,21 +274,30 @@ def check_pairs(schedule: Schedule) -> None:
     Raises:
         ScheduleError: at the first transfer that the partner does not have, or has elsewhere.
     """
-    # (rank, its partner) → positions of their transfers in the rank's line.
-    transfers: dict[tuple[int, int], list[int]] = {}
     table = schedule.table
     moves = np.flatnonzero(table.moves_stashes)
-    positions = moves - table.starts[table.rank[moves]]
-    for rank, peer, position in zip(
-        table.rank[moves].tolist(), table.peer[moves].tolist(), positions.tolist(), strict=True
-    ):
-        transfers.setdefault((rank, peer), []).append(position)
+    if not len(moves):
+        return
+    pairs = table.rank[moves].astype(np.int64) * schedule.num_stages + table.peer[moves]
+    order = np.argsort(pairs, kind="stable")
+    pairs, begins = np.unique(pairs[order], return_index=True)
+    # (rank, its partner) → the numbers of their transfers.
+    parts = np.split(moves[order], begins[1:])
+    transfers = {
+        divmod(pair, schedule.num_stages): numbers
+        for pair, numbers in zip(pairs.tolist(), parts, strict=True)
+    }
     for (rank, peer), ours in transfers.items():
-        theirs = transfers.get((peer, rank), [])
-        wanted = [_counterpart(schedule.actions[rank][position], rank) for position in ours]
-        found = [schedule.actions[peer][position] for position in theirs]
-        if wanted != found:
-            raise _unpaired(schedule, (rank, ours, wanted), (peer, theirs, found))
+        theirs = transfers.get((peer, rank), _NONE)
+        kinds, *names = table.columns[:3, ours]
+        if len(ours) == len(theirs) and np.array_equal(
+            [_COUNTERPARTS[kinds], *names], table.columns[:3, theirs]
+        ):
+            continue
+        positions = [(of - table.starts[at]).tolist() for at, of in ((rank, ours), (peer, theirs))]
+        wanted = [_counterpart(schedule.actions[rank][at], rank) for at in positions[0]]
+        found = [schedule.actions[peer][at] for at in positions[1]]
+        raise _unpaired(schedule, (rank, positions[0], wanted), (peer, positions[1], found))
 
 
 def _counterpart(action: Action, rank: int) -> Action:

@@ -6,63 +6,64 @@ another rank is asked for one computation ahead, so that the transfer can hide b
 
 from __future__ import annotations
 
-from pipeline.schedules.actions import Action, Kind, action_of
-from pipeline.schedules.order import Lines
+import numpy as np
+
+from pipeline.schedules.actions import BOUNDARY, Kind
 from pipeline.schedules.placement import Placement
+from pipeline.schedules.table import CODES, KINDS, NO_PEER, Table
 
-_SEND_FORWARD, _RECV_FORWARD = Kind.SEND_FORWARD, Kind.RECV_FORWARD
-_SEND_BACKWARD, _RECV_BACKWARD = Kind.SEND_BACKWARD, Kind.RECV_BACKWARD
+_NOTHING = -1
+_SEND_OF = {Kind.FORWARD: Kind.SEND_FORWARD, Kind.BACKWARD: Kind.SEND_BACKWARD}
+# The code of a computation → that of what it sends and receives.
+_SENT = np.array([CODES[_SEND_OF[kind]] if kind in _SEND_OF else _NOTHING for kind in KINDS])
+_RECEIVED = np.array(
+    [CODES[BOUNDARY[_SEND_OF[kind]]] if kind in _SEND_OF else _NOTHING for kind in KINDS]
+)
 
 
-def add_communication(order: Lines, placement: Placement, num_chunks: int) -> Lines:
+def add_communication(order: Table, placement: Placement, num_chunks: int) -> Table:
     """Returns the lines of `order` with the sends and receives that they need.
 
     Args:
-        order: compute actions alone, for each rank.
+        order: compute actions alone.
         placement: which virtual stages the ranks' chunks hold.
         num_chunks: the number of model chunks a rank.
     """
-    return [
-        _with_messages(line, _neighbours(rank, placement, len(order), num_chunks))
-        for rank, line in enumerate(order)
-    ]
+    num_stages = len(order.starts) - 1
+    sources, targets = _peers(placement, num_stages, num_chunks)
+    source, target = (of[order.rank, order.chunk, order.kind] for of in (sources, targets))
+    # A line is laid out in slots, of which some stay empty: the receives of its first two
+    # computations; then for each computation itself, its send, the receive of the next but one.
+    slot = 3 * np.arange(len(order.rank)) + 2 * order.rank + 2
+    columns = np.full((4, 3 * len(order.rank) + 2 * num_stages), _NOTHING, np.int32)
+    columns[:, slot] = order.columns
+    _place(columns, slot + 1, _SENT, order, target)
+    _place(columns, slot - 4 + 2 * (order.before == 0), _RECEIVED, order, source)
+    used = columns[0] != _NOTHING
+    ends = np.concatenate([[0], np.cumsum(used)])
+    starts = ends[3 * order.starts + 2 * np.arange(num_stages + 1)]
+    return Table(columns[:, used], starts)
 
 
-# For each chunk: the ranks of the virtual stages before and after, None where there is no message.
-_Neighbours = list[tuple[int | None, int | None]]
+def _place(
+    columns: np.ndarray, slots: np.ndarray, kinds: np.ndarray, order: Table, peers: np.ndarray
+) -> None:
+    """Puts the message of each computation that has a peer into its slot."""
+    has = peers != NO_PEER
+    messages = kinds[order.kind], order.microbatch, order.chunk, peers
+    columns[:, slots[has]] = [row[has] for row in messages]
 
 
-def _neighbours(rank: int, placement: Placement, num_stages: int, num_chunks: int) -> _Neighbours:
-    neighbours = []
-    for chunk in range(num_chunks):
-        stage = placement.virtual_stage(rank, chunk, num_stages)
-        pair = []
-        for other in (stage - 1, stage + 1):
-            peer = None
-            if 0 <= other < num_stages * num_chunks:
-                peer = placement.rank_and_chunk(other, num_stages)[0]
-            pair.append(None if peer == rank else peer)
-        neighbours.append((pair[0], pair[1]))
-    return neighbours
-
-
-def _with_messages(line: list[Action], neighbours: _Neighbours) -> list[Action]:
-    # For each computation: what it needs, and what it hands on.
-    receives: list[Action | None] = []
-    sends: list[Action | None] = []
-    for kind, microbatch, chunk, _ in line:
-        before, after = neighbours[chunk]
-        if kind is Kind.FORWARD:
-            source, target, receive, send = before, after, _RECV_FORWARD, _SEND_FORWARD
-        elif kind is Kind.BACKWARD:
-            source, target, receive, send = after, before, _RECV_BACKWARD, _SEND_BACKWARD
-        else:
-            source = target = None
-        receives.append(None if source is None else action_of((receive, microbatch, chunk, source)))
-        sends.append(None if target is None else action_of((send, microbatch, chunk, target)))
-    # Two computations from now: its receive is posted before the next one.
-    ahead = [*receives[2:], None, None]
-    actions = [receive for receive in receives[:2] if receive is not None]
-    for triple in zip(line, sends, ahead, strict=False):
-        actions += triple
-    return list(filter(None, actions))
+def _peers(placement: Placement, num_stages: int, num_chunks: int) -> tuple[np.ndarray, np.ndarray]:
+    """By rank, chunk and kind of a computation: whom it needs something from, who needs it."""
+    shape = num_stages, num_chunks, len(KINDS)
+    sources, targets = np.full(shape, NO_PEER), np.full(shape, NO_PEER)
+    forward, backward = CODES[Kind.FORWARD], CODES[Kind.BACKWARD]
+    for stage in range(num_stages * num_chunks - 1):
+        rank, chunk = placement.rank_and_chunk(stage, num_stages)
+        following, following_chunk = placement.rank_and_chunk(stage + 1, num_stages)
+        if rank != following:
+            targets[rank, chunk, forward] = sources[rank, chunk, backward] = following
+            sources[following, following_chunk, forward] = rank
+            targets[following, following_chunk, backward] = rank
+    return sources, targets

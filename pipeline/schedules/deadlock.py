@@ -18,7 +18,6 @@ many of another rank's computations to be done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,16 +25,32 @@ import numpy as np
 from pipeline.errors import ScheduleError
 from pipeline.schedules.actions import BOUNDARY, COMPUTE, Kind
 from pipeline.schedules.faults import Place, fault
-from pipeline.schedules.line_index import LineIndex
+from pipeline.schedules.line_index import Index
 from pipeline.schedules.schedule import Schedule
-from pipeline.schedules.table import KINDS
+from pipeline.schedules.table import CODES, KINDS, NO_PEER
 
-# Of a rank, in order: (number of the waiting computation, the other rank, how many of its
-# computations have to be done).
-Waits = list[tuple[int, int, int]]
-# The rank times the number of ranks plus the other rank; the numbers of waiting computations; what
-# they need.
-_Pieces = list[tuple[int, np.ndarray, np.ndarray]]
+_SENDS = [CODES[send] for send in BOUNDARY]
+# The code of a send → those of its receive and of the computation that needs it.
+_RECEIVES, _USERS = (np.full(len(KINDS), -1) for _ in range(2))
+_RECEIVES[_SENDS] = [CODES[receive] for receive in BOUNDARY.values()]
+_USERS[[CODES[Kind.SEND_FORWARD], CODES[Kind.SEND_BACKWARD]]] = (
+    CODES[Kind.FORWARD],
+    CODES[Kind.BACKWARD],
+)
+
+
+class Waits(NamedTuple):
+    """What one rank waits for, in order.
+
+    Attributes:
+        computations: the numbers of the computations that wait.
+        others: the ranks that they wait for.
+        needs: how many of the other rank's computations have to be done.
+    """
+
+    computations: list[int]
+    others: list[int]
+    needs: list[int]
 
 
 class Transport(NamedTuple):
@@ -57,82 +72,83 @@ BOUNDED = Transport("bounded buffers", in_order=True, buffered=1)
 STRICTEST = Transport("rendezvous sends in order", in_order=True, buffered=0)
 
 
-def check_progress(schedule: Schedule, indexes: Sequence[LineIndex]) -> None:
+def check_progress(schedule: Schedule, index: Index) -> None:
     """Proves that the schedule runs to its end.
 
     Args:
         schedule: a schedule whose lines are complete and in order.
-        indexes: where the actions of each line are.
+        index: where the actions are.
 
     Raises:
         ScheduleError: with an arrow at each computation of the circle of waits.
     """
-    channels = _channels(schedule, indexes)
-    stashes = list(_stash_waits(schedule))
-    if not _circle_of_waits(schedule, _waits(schedule, channels, stashes, STRICTEST)):
+    messages = _messages(schedule, index)
+    stashes = _stash_waits(schedule)
+    if not _circle_of_waits(schedule, _waits(schedule, messages, stashes, STRICTEST)):
         return
     for transport in (RENDEZVOUS, BOUNDED):
-        circle = _circle_of_waits(schedule, _waits(schedule, channels, stashes, transport))
+        circle = _circle_of_waits(schedule, _waits(schedule, messages, stashes, transport))
         if circle:
             raise _deadlock(schedule, transport, circle)
 
 
-# (sender, receiver) → positions of sends, of their receives and of the computations that need
-# these, sorted by the first.
-_Channels = dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]]
+class _Messages(NamedTuple):
+    """All boundary messages, by sender and receiver, each channel's in the order of the sends.
+
+    The actions are named by their numbers in the schedule's table.
+    """
+
+    sends: np.ndarray
+    receives: np.ndarray
+    users: np.ndarray  # the computations that need them
+    channel: np.ndarray  # the sender times the number of ranks plus the receiver
 
 
-def _channels(schedule: Schedule, indexes: Sequence[LineIndex]) -> _Channels:
-    place, num_stages = schedule.placement.rank_and_chunk, schedule.num_stages
-    parts: dict[tuple[int, int], list[tuple[np.ndarray, ...]]] = {}
-    for index in indexes:
-        for (kind, chunk, _), sends in index.rows.items():
-            if kind not in BOUNDARY:
-                continue
-            used_by, step = (Kind.FORWARD, 1) if kind is Kind.SEND_FORWARD else (Kind.BACKWARD, -1)
-            stage = schedule.virtual_stage(index.rank, chunk) + step
-            receiver, receiving_chunk = place(stage, num_stages)
-            receives = indexes[receiver].row(BOUNDARY[kind], receiving_chunk, index.rank)
-            users = indexes[receiver].row(used_by, receiving_chunk)
-            parts.setdefault((index.rank, receiver), []).append((sends, receives, users))
-    channels: _Channels = {}
-    for ends, found in parts.items():
-        sends, receives, users = (np.concatenate(column) for column in zip(*found, strict=True))
-        order = np.argsort(sends)
-        channels[ends] = sends[order], receives[order], users[order]
-    return channels
+def _messages(schedule: Schedule, index: Index) -> _Messages:
+    table, num_stages = schedule.table, schedule.num_stages
+    sends = np.flatnonzero(np.isin(table.kind, _SENDS))
+    channel = table.rank[sends].astype(np.int64) * num_stages + table.peer[sends]
+    order = np.argsort(channel, kind="stable")
+    sends, channel = sends[order], channel[order]
+    kind, microbatch, peer = table.kind[sends], table.microbatch[sends], table.peer[sends]
+    sender = table.rank[sends]
+    chunk = _receiving_chunks(schedule)[kind, sender, table.chunk[sends]]
+    receives = index.positions(peer, _RECEIVES[kind], chunk, sender, microbatch)
+    users = index.positions(peer, _USERS[kind], chunk, NO_PEER, microbatch)
+    return _Messages(sends, table.starts[peer] + receives, table.starts[peer] + users, channel)
+
+
+def _receiving_chunks(schedule: Schedule) -> np.ndarray:
+    """By kind of a send, rank and chunk: the receiver's chunk."""
+    chunks = np.zeros((len(KINDS), schedule.num_stages, schedule.num_chunks), np.int64)
+    place = schedule.placement.rank_and_chunk
+    for stage in range(schedule.num_virtual_stages - 1):
+        at, then = place(stage, schedule.num_stages), place(stage + 1, schedule.num_stages)
+        chunks[(CODES[Kind.SEND_FORWARD], *at)] = then[1]
+        chunks[(CODES[Kind.SEND_BACKWARD], *then)] = at[1]
+    return chunks
 
 
 def _waits(
-    schedule: Schedule,
-    channels: _Channels,
-    stashes: Sequence[tuple[int, int, int, int]],
-    transport: Transport,
+    schedule: Schedule, messages: _Messages, stashes: np.ndarray, transport: Transport
 ) -> list[Waits]:
     """What each computation of each line waits for, under a transport."""
     table = schedule.table
-    before = [table.before[table.line(rank)] for rank in range(schedule.num_stages)]
-    pieces: _Pieces = []
-
-    def wait(rank: int, computations: np.ndarray, other: int, posted: np.ndarray) -> None:
-        """Has computations wait until actions at these positions of the other rank are posted."""
-        pieces.append((rank * schedule.num_stages + other, computations, before[other][posted]))
-
-    for (sender, receiver), (sends, receives, users) in channels.items():
-        asked = receives
-        needing = before[receiver][users]
-        if transport.in_order:  # a message arrives only after all that were sent before it
-            asked = np.maximum.accumulate(receives)
-            late = asked > receives
-            if late.any():
-                wait(receiver, needing[late], receiver, asked[late])
-        wait(receiver, needing, sender, sends)
-        # The computation after a send waits for the receive that makes room for it.
-        later = len(asked) - transport.buffered
-        wait(sender, before[sender][sends[transport.buffered :]], receiver, asked[: max(0, later)])
-    for rank, user, peer, posted in stashes:
-        wait(rank, before[rank][[user]], peer, np.array([posted]))
-    return _in_order(pieces, _num_computations(schedule))
+    sends, receives, users, channel = messages
+    asked = receives
+    pieces = [(users, sends), tuple(stashes.T)]
+    if transport.in_order:  # a message arrives only after all that were sent before it
+        beyond = len(table.rank)
+        asked = np.maximum.accumulate(channel * beyond + receives) - channel * beyond
+        late = asked > receives
+        pieces.append((users[late], asked[late]))
+    # The computation after a send waits for the receive that makes room for it.
+    earlier, later = slice(len(sends) - transport.buffered), slice(transport.buffered, None)
+    same = channel[earlier] == channel[later]
+    pieces.append((sends[later][same], asked[earlier][same]))
+    return _in_order(
+        schedule, *(np.concatenate([piece[end] for piece in pieces]) for end in (0, 1))
+    )
 
 
 def _num_computations(schedule: Schedule) -> list[int]:
@@ -140,76 +156,86 @@ def _num_computations(schedule: Schedule) -> list[int]:
     return [int(table.computes[table.line(rank)].sum()) for rank in range(schedule.num_stages)]
 
 
-def _in_order(pieces: _Pieces, num_computations: list[int]) -> list[Waits]:
-    """The waits of each rank in order, without those that an earlier one implies."""
-    num_ranks = len(num_computations)
-    if not pieces:
-        return [[] for _ in range(num_ranks)]
-    lengths = [len(computations) for _, computations, _ in pieces]
-    pairs = np.repeat([pair for pair, _, _ in pieces], lengths).astype(np.int64)
-    computations = np.concatenate([piece for _, piece, _ in pieces])
-    needs = np.concatenate([piece for _, _, piece in pieces])
+def _in_order(schedule: Schedule, waiting: np.ndarray, posted: np.ndarray) -> list[Waits]:
+    """The waits of each rank in order, without those that an earlier one implies.
+
+    Args:
+        schedule: the schedule.
+        waiting: actions, by number, of which the computation that follows or is there waits ...
+        posted: ... until these are posted.
+    """
+    table, num_ranks = schedule.table, schedule.num_stages
+    num_computations = np.asarray(_num_computations(schedule))
+    ranks, others = table.rank[waiting].astype(np.int64), table.rank[posted]
+    computations, needs = table.before[waiting], table.before[posted]
+    # What can be missing at all: not what is posted at the start, nor what follows in its own line.
+    real = (needs > 0) & (computations < num_computations[ranks])
+    real &= (ranks != others) | (needs > computations)
     # By rank and other rank, then in order; what is needed may not be less than before.
-    beyond = max(num_computations) + 1
-    order = np.argsort(pairs * beyond + computations, kind="stable")
-    pairs, computations, needs = pairs[order], computations[order], needs[order]
+    beyond = int(num_computations.max(initial=0)) + 1
+    keys = ((ranks * num_ranks + others) * beyond + computations)[real]
+    needs = needs[real]
+    order = np.argsort(keys, kind="stable")
+    pairs, computations = np.divmod(keys[order], beyond)
+    most = np.maximum.accumulate(pairs * beyond + needs[order])
+    new = np.ones(len(most), bool)
+    new[1:] = most[1:] > most[:-1]
+    pairs, computations = pairs[new], computations[new]
     ranks, others = np.divmod(pairs, num_ranks)
-    most = np.maximum.accumulate(pairs * beyond + needs)
-    new = needs > 0
-    new[1:] &= most[1:] > most[:-1]
-    new &= computations < np.asarray(num_computations)[ranks]
-    new &= (ranks != others) | (needs > computations)
-    ranks, rows = ranks[new], np.stack([computations[new], others[new], needs[new]], axis=1)
-    order = np.argsort(ranks * beyond + rows[:, 0], kind="stable")
+    order = np.argsort(ranks * beyond + computations, kind="stable")
+    columns = [
+        column[order].tolist() for column in (computations, others, most[new] - pairs * beyond)
+    ]
     ends = np.searchsorted(ranks[order], np.arange(num_ranks + 1)).tolist()
-    waits = list(map(tuple, rows[order].tolist()))
-    return [waits[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+    return [
+        Waits(*(column[begin:end] for column in columns))
+        for begin, end in zip(ends, ends[1:], strict=False)
+    ]
 
 
-def _stash_waits(schedule: Schedule) -> Iterator[tuple[int, int, int, int]]:
+def _stash_waits(schedule: Schedule) -> np.ndarray:
     """What computations wait for of the stash transfers: rules 4 and 5 of `schedules.actions`.
 
-    Yields:
-        The rank and position of the computation, the rank and position that must be posted.
+    Returns:
+        A row for each wait: the computation, the action that must be posted, by number.
     """
     table = schedule.table
-    transfers: dict[tuple[int, int], list[int]] = {}  # (rank, its partner) → their positions
-    users: dict[int, dict[int, int]] = {}  # rank → position of a transfer → the one waiting for it
+    transfers: dict[tuple[int, int], list[int]] = {}  # (rank, its partner) → their numbers
+    users: dict[int, dict[int, int]] = {}  # rank → a transfer → the one waiting for it
     for rank in np.unique(table.rank[table.moves_stashes]).tolist():
         line = table.line(rank)
-        relevant = np.flatnonzero(table.computes[line] | table.moves_stashes[line])
-        columns = (column[line][relevant].tolist() for column in (table.kind, table.microbatch))
-        rest = (column[line][relevant].tolist() for column in (table.chunk, table.peer))
+        relevant = np.flatnonzero(table.computes[line] | table.moves_stashes[line]) + line.start
+        columns = table.columns[:, relevant].tolist()
         users[rank] = of_rank = {}
         loads: dict[tuple[int, int], int] = {}
         # Evictions that no forward has waited for: before the last computation, and after it.
         older: list[int] = []
         newer: list[int] = []
-        for position, code, microbatch, chunk, peer in zip(
-            relevant.tolist(), *columns, *rest, strict=True
-        ):
+        for at, code, microbatch, chunk, peer in zip(relevant.tolist(), *columns, strict=True):
             kind = KINDS[code]
             if kind in COMPUTE:
                 if kind is Kind.FORWARD and older:
-                    of_rank.update(dict.fromkeys(older, position))
+                    of_rank.update(dict.fromkeys(older, at))
                     older = []
                 elif kind is Kind.BACKWARD and (microbatch, chunk) in loads:
-                    of_rank[loads[microbatch, chunk]] = position
+                    of_rank[loads[microbatch, chunk]] = at
                 if newer:
                     older += newer
                     newer = []
             else:
-                transfers.setdefault((rank, peer), []).append(position)
+                transfers.setdefault((rank, peer), []).append(at)
                 if kind is Kind.EVICT:
-                    newer.append(position)
+                    newer.append(at)
                 elif kind is Kind.LOAD:
-                    loads[microbatch, chunk] = position
+                    loads[microbatch, chunk] = at
+    waits = []
     for (rank, peer), ours in transfers.items():
         # Partners list their transfers in the same order.
-        for position, posted in zip(ours, transfers[peer, rank], strict=True):
-            user = users[rank].get(position)
+        for at, posted in zip(ours, transfers[peer, rank], strict=True):
+            user = users[rank].get(at)
             if user is not None:
-                yield rank, user, peer, posted
+                waits.append((user, posted))
+    return np.array(waits, np.int64).reshape(-1, 2)
 
 
 def _circle_of_waits(schedule: Schedule, waits: list[Waits]) -> list[Place]:
@@ -221,15 +247,15 @@ def _circle_of_waits(schedule: Schedule, waits: list[Waits]) -> list[Place]:
     runnable = list(range(len(waits)))
     while runnable:
         rank = runnable.pop()
-        own, number = waits[rank], at[rank]
-        end = len(own)
+        computations, others, needs = waits[rank]
+        number, end = at[rank], len(needs)
         # Those of a rank for itself are in the list only if they will never be fulfilled.
-        while number < end and done[own[number][1]] >= own[number][2] and own[number][1] != rank:
+        while number < end and done[others[number]] >= needs[number] and others[number] != rank:
             number += 1
         at[rank] = number
-        reached = own[number][0] if number < end else counts[rank]
+        reached = computations[number] if number < end else counts[rank]
         if number < end:
-            waiting[own[number][1]].append(rank)
+            waiting[others[number]].append(rank)
         if reached > done[rank]:
             done[rank] = reached
             runnable += waiting[rank]
@@ -242,7 +268,7 @@ def _circle_of_waits(schedule: Schedule, waits: list[Waits]) -> list[Place]:
     rank = blocked[0]
     while rank not in route:
         route.append(rank)
-        rank = waits[rank][at[rank]][1]
+        rank = waits[rank].others[at[rank]]
     circle = route[route.index(rank) :]
     table = schedule.table
     return [

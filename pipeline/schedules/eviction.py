@@ -21,9 +21,14 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
-from pipeline.schedules.actions import COMPUTE, Action, Kind
-from pipeline.schedules.order import Lines
+import numpy as np
+
+from pipeline.schedules.actions import Kind
 from pipeline.schedules.placement import Placement
+from pipeline.schedules.table import CODES, NO_PEER, Columns, Table
+
+_FORWARD, _BACKWARD = CODES[Kind.FORWARD], CODES[Kind.BACKWARD]
+_SENDS = [CODES[Kind.SEND_FORWARD], CODES[Kind.SEND_BACKWARD]]
 
 
 class Transfer(NamedTuple):
@@ -47,47 +52,54 @@ def balanced_limit(num_stages: int, num_chunks: int = 1) -> int:
     return num_chunks * num_stages + 1
 
 
-def add_eviction(lines: Lines, placement: Placement, limit: int) -> Lines:
+def add_eviction(table: Table, placement: Placement, limit: int) -> Table:
     """Returns the lines with the stash transfers that keep every rank within `limit` stashes.
 
     Args:
-        lines: compute actions and boundary messages, for each rank.
+        table: compute actions and boundary messages.
         placement: which virtual stages the ranks' chunks hold.
         limit: the number of stashes that no rank may exceed, those on their way included.
     """
-    num_stages = len(lines)
-    order = [[action for action in line if action.kind in COMPUTE] for line in lines]
-    # For each rank: position of a computation → what is posted after it; -1 is before the first.
-    posted: list[dict[int, list[Action]]] = [{} for _ in lines]
-    for evictor in range(num_stages):
-        acceptor = num_stages - 1 - evictor
-        transfers = plan_transfers(order[evictor], limit)
-        if not transfers:
+    num_stages = len(table.starts) - 1
+    lines = [table.columns[:, table.line(rank)] for rank in range(num_stages)]
+    orders = [line[:, table.computes[table.line(rank)]] for rank, line in enumerate(lines)]
+    # For each rank: the transfers and the position of the computation after which each is posted;
+    # -1 is before the first.
+    posted: list[list[tuple[int, tuple[int, int, int, int]]]] = [[] for _ in lines]
+    for evictor, order in enumerate(orders):
+        if _most_held(order) <= limit:
             continue
-        known = _latest_known(order[evictor], evictor, order[acceptor], acceptor, placement)
-        for position, is_load, microbatch, chunk in transfers:
+        acceptor = num_stages - 1 - evictor
+        known = _latest_known(order, evictor, orders[acceptor], acceptor, placement)
+        for position, is_load, microbatch, chunk in plan_transfers(order, limit):
             kinds = (Kind.LOAD, Kind.RETURN) if is_load else (Kind.EVICT, Kind.ACCEPT)
-            ours = Action(kinds[0], microbatch, chunk, acceptor)
-            theirs = Action(kinds[1], microbatch, chunk, evictor)
-            posted[evictor].setdefault(position, []).append(ours)
+            ours, theirs = (CODES[kind] for kind in kinds)
+            posted[evictor].append((position, (ours, microbatch, chunk, acceptor)))
             # In time for the computation that the transfer hides behind, and not much earlier.
             at = max(known[position], known[position + 1] - 1)
-            posted[acceptor].setdefault(at, []).append(theirs)
-    return [
-        _merged(line, extra) if extra else line for line, extra in zip(lines, posted, strict=True)
-    ]
+            posted[acceptor].append((at, (theirs, microbatch, chunk, evictor)))
+    return Table.of_lines(
+        [_merged(line, extra) if extra else line for line, extra in zip(lines, posted, strict=True)]
+    )
 
 
-def plan_transfers(order: list[Action], limit: int) -> list[Transfer]:
+def _most_held(order: Columns) -> int:
+    """The stashes that a rank which computes in this order holds at most."""
+    change = (order[0] == _FORWARD).astype(int) - (order[0] == _BACKWARD)
+    return int(np.cumsum(change).max(initial=0))
+
+
+def plan_transfers(order: Columns, limit: int) -> list[Transfer]:
     """The transfers that keep a rank which computes in this `order` within `limit` stashes.
 
     They are sorted by where they are posted. Where the limit cannot be kept, the plan comes as
     close as it can; the validator then says so.
     """
+    computations = list(zip(*order[:3].tolist(), strict=True))
     backward_at = {
-        (action.microbatch, action.chunk): position
-        for position, action in enumerate(order)
-        if action.kind is Kind.BACKWARD
+        (microbatch, chunk): position
+        for position, (kind, microbatch, chunk) in enumerate(computations)
+        if kind == _BACKWARD
     }
     transfers = []
     held = 0
@@ -97,34 +109,34 @@ def plan_transfers(order: list[Action], limit: int) -> list[Transfer]:
     fresh: tuple[int, int] | None = None
     returns: dict[int, int] = {}  # position → how many of those away are no longer from there on
     away = 0
-    for position, action in enumerate(order):
+    for position, (kind, microbatch, chunk) in enumerate(computations):
         away -= returns.get(position, 0)
-        held += action.kind is Kind.FORWARD
+        held += kind == _FORWARD
         while held - away > limit and ready:
             backward, forward = heapq.heappop(ready)
             backward = -backward
             # Loaded back while the computation before its backward runs.
             if backward - 1 <= position:
                 break
-            stash = order[forward]
-            transfers.append(Transfer(position - 2, False, stash.microbatch, stash.chunk))
-            transfers.append(Transfer(backward - 2, True, stash.microbatch, stash.chunk))
+            _, *stash = computations[forward]
+            transfers.append(Transfer(position - 2, False, *stash))
+            transfers.append(Transfer(backward - 2, True, *stash))
             returns[backward - 1] = returns.get(backward - 1, 0) + 1
             away += 1
-        held -= action.kind is Kind.BACKWARD
+        held -= kind == _BACKWARD
         if fresh:
             heapq.heappush(ready, fresh)
             fresh = None
-        if action.kind is Kind.FORWARD:
-            fresh = (-backward_at[action.microbatch, action.chunk], position)
+        if kind == _FORWARD:
+            fresh = (-backward_at[microbatch, chunk], position)
     # After the same computation, a load goes first: so the partner gets room before it needs it.
     return sorted(transfers, key=lambda transfer: (transfer.position, not transfer.is_load))
 
 
 def _latest_known(
-    evictor_order: list[Action],
+    evictor_order: Columns,
     evictor: int,
-    acceptor_order: list[Action],
+    acceptor_order: Columns,
     acceptor: int,
     placement: Placement,
 ) -> list[int]:
@@ -134,42 +146,38 @@ def _latest_known(
     backwards in later ones.
     """
     num_stages = evictor + acceptor + 1
-    num_chunks = 1 + max(action.chunk for action in acceptor_order)
+    kinds, microbatches, chunks, _ = evictor_order
+    num_chunks = 1 + int(chunks.max())
     stages = sorted(
         (placement.virtual_stage(acceptor, chunk, num_stages), chunk) for chunk in range(num_chunks)
     )
-    # For each kind and chunk of the evictor's, which of the acceptor's computations came before.
-    needed: dict[tuple[Kind, int], tuple[Kind, int] | None] = {}
+    # Where the acceptor's computations are, by kind, chunk and micro-batch.
+    shape = max(_FORWARD, _BACKWARD) + 1, num_chunks, 1 + int(microbatches.max())
+    positions = np.full(shape, -1)
+    kind, microbatch, chunk, _ = acceptor_order
+    positions[kind, chunk, microbatch] = np.arange(len(kind))
+    known = np.full(len(kinds), -1)
     for chunk in range(num_chunks):
         stage = placement.virtual_stage(evictor, chunk, num_stages)
-        earlier = [(Kind.FORWARD, of) for other, of in stages if other < stage]
-        later = [(Kind.BACKWARD, of) for other, of in stages if other > stage]
-        needed[Kind.FORWARD, chunk] = earlier[-1] if earlier else None
-        needed[Kind.BACKWARD, chunk] = later[0] if later else (Kind.FORWARD, stages[-1][1])
-    position_of = {action[:3]: position for position, action in enumerate(acceptor_order)}
-    known = []
-    latest = -1
-    for kind, microbatch, chunk, _ in evictor_order:
-        source = needed[kind, chunk]
-        if source is not None:
-            position = position_of[source[0], microbatch, source[1]]
-            if position > latest:
-                latest = position
-        known.append(latest)
-    return known
+        earlier = [(_FORWARD, of) for other, of in stages if other < stage]
+        later = [(_BACKWARD, of) for other, of in stages if other > stage]
+        # Of the acceptor's computations of a micro-batch, the last one before the evictor's.
+        before = earlier[-1] if earlier else None
+        self_made = _FORWARD, stages[-1][1]
+        for code, source in (_FORWARD, before), (_BACKWARD, later[0] if later else self_made):
+            if source is not None:
+                of_kind = (kinds == code) & (chunks == chunk)
+                known[of_kind] = positions[source][microbatches[of_kind]]
+    return np.maximum.accumulate(known).tolist()
 
 
-def _merged(line: list[Action], posted: dict[int, list[Action]]) -> list[Action]:
+def _merged(line: Columns, posted: list[tuple[int, tuple[int, int, int, int]]]) -> Columns:
     """The line with each computation's transfers after it and its send, before the receives."""
-    merged = []
-    waiting = posted.get(-1, [])
-    position = -1
-    for action in line:
-        if waiting and action.kind not in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD):
-            merged += waiting
-            waiting = []
-        merged.append(action)
-        if action.kind in COMPUTE:
-            position += 1
-            waiting = posted.get(position, [])
-    return merged + waiting
+    computations = np.flatnonzero(line[3] == NO_PEER)
+    after, transfers = zip(*posted, strict=True)
+    # The first action after the computation that is no send.
+    free = np.append(np.flatnonzero(~np.isin(line[0], _SENDS)), line.shape[1])
+    begins = np.append(computations, -1)[list(after)]  # -1 is the last of these
+    return np.insert(
+        line, free[np.searchsorted(free, begins, "right")], np.array(transfers).T, axis=1
+    )

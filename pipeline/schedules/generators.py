@@ -14,6 +14,7 @@ from pipeline.schedules.eviction import add_eviction, balanced_limit
 from pipeline.schedules.order import Lines
 from pipeline.schedules.placement import Placement
 from pipeline.schedules.schedule import Schedule
+from pipeline.schedules.table import Table
 from pipeline.schedules.v_half import v_half_limit, v_half_order
 
 
@@ -85,10 +86,10 @@ def build(
     Raises:
         ScheduleError: if the schedule cannot be run or holds more than the limit.
     """
-    lines = add_communication(order, placement, num_chunks)
+    table = add_communication(Table.of_lines(order), placement, num_chunks)
     if evict_above is not None:
-        lines = add_eviction(lines, placement, evict_above)
-    schedule = Schedule(tuple(map(tuple, lines)), name, placement)
+        table = add_eviction(table, placement, evict_above)
+    schedule = Schedule.of_table(table, name, placement)
     schedule.validate(evict_above if limit is None else limit)
     return schedule
 

@@ -1,7 +1,8 @@
-"""LineIndex: where in a rank's line the actions are, by kind and micro-batch."""
+"""Where in the lines the actions are, by kind and micro-batch: of one rank, and of all."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,32 +38,61 @@ class LineIndex:
         return self.rows.get((kind, chunk, peer), self._nowhere)
 
 
-def index_lines(schedule: Schedule) -> list[LineIndex]:
-    """The index of each line.
+class Index:
+    """The positions of the actions in all lines.
 
-    Raises:
-        ScheduleError: if an action is there twice or its peer is no other rank.
+    Attributes:
+        lines: the index of each rank's line.
     """
-    table = schedule.table
-    _check_peers(schedule)
-    # Every kind, chunk, and peer of a rank has a row, numbered in this order.
-    sizes = (schedule.num_stages, len(KINDS), schedule.num_chunks, schedule.num_stages + 1)
-    keys = np.ravel_multi_index((table.rank, table.kind, table.chunk, table.peer + 1), sizes)
-    present = np.zeros(int(np.prod(sizes)), bool)
-    present[keys] = True
-    number = np.cumsum(present) - 1
-    rows = np.full((int(present.sum()), schedule.num_microbatches), MISSING, np.int32)
-    positions = np.arange(len(keys)) - table.starts[table.rank]
-    places = number[keys], table.microbatch
-    rows[places] = positions
-    if not np.array_equal(rows[places], positions):
-        raise _duplicate(schedule)
-    indexes = [LineIndex(rank, schedule.num_microbatches) for rank in range(schedule.num_stages)]
-    columns = np.unravel_index(np.flatnonzero(present), sizes)
-    of_rows = zip(*(column.tolist() for column in columns), rows, strict=True)
-    for rank, kind, chunk, peer, row in of_rows:
-        indexes[rank].rows[KINDS[kind], chunk, None if peer == 0 else peer - 1] = row
-    return indexes
+
+    def __init__(self, schedule: Schedule) -> None:
+        """Makes the index.
+
+        Raises:
+            ScheduleError: if an action is there twice or its peer is no other rank.
+        """
+        table = schedule.table
+        _check_peers(schedule)
+        # Every kind, chunk, and peer of a rank has a row, numbered in this order.
+        self._sizes = (
+            schedule.num_stages,
+            len(KINDS),
+            schedule.num_chunks,
+            schedule.num_stages + 1,
+        )
+        keys = self._keys(table.rank, table.kind, table.chunk, table.peer)
+        present = np.zeros(math.prod(self._sizes), bool)
+        present[keys] = True
+        self._number = np.cumsum(present) - 1
+        shape = int(present.sum()), schedule.num_microbatches
+        self._rows = np.full(shape, MISSING, np.int32)
+        positions = np.arange(len(keys)) - table.starts[table.rank]
+        places = self._number[keys], table.microbatch
+        self._rows[places] = positions
+        if not np.array_equal(self._rows[places], positions):
+            raise _duplicate(schedule)
+        self.lines = [LineIndex(rank, shape[1]) for rank in range(schedule.num_stages)]
+        columns = np.unravel_index(np.flatnonzero(present), self._sizes)
+        of_rows = zip(*(column.tolist() for column in columns), self._rows, strict=True)
+        for rank, kind, chunk, peer, row in of_rows:
+            self.lines[rank].rows[KINDS[kind], chunk, None if peer == 0 else peer - 1] = row
+
+    def positions(
+        self,
+        rank: np.ndarray,
+        kind: np.ndarray,
+        chunk: np.ndarray,
+        peer: np.ndarray | int,
+        microbatch: np.ndarray,
+    ) -> np.ndarray:
+        """Where these actions, all of which are there, are in their lines."""
+        return self._rows[self._number[self._keys(rank, kind, chunk, peer)], microbatch]
+
+    def _keys(
+        self, rank: np.ndarray, kind: np.ndarray, chunk: np.ndarray, peer: np.ndarray | int
+    ) -> np.ndarray:
+        _, kinds, chunks, peers = self._sizes
+        return ((rank.astype(np.int64) * kinds + kind) * chunks + chunk) * peers + peer + 1
 
 
 def _check_peers(schedule: Schedule) -> None:

@@ -1,17 +1,19 @@
 """The first pass: the order in which each rank computes.
 
-Each function returns, for each of p ranks, its compute actions in order. Communication is added by
-`schedules.communication`, eviction by `schedules.eviction`.
+Each function returns, for each of p ranks, its compute actions in order, as columns of numbers (see
+`schedules.table`). Communication is added by `schedules.communication`, eviction by
+`schedules.eviction`.
 """
 
 from __future__ import annotations
 
-from itertools import chain
+import numpy as np
 
-from pipeline.schedules.actions import Action, Kind
+from pipeline.schedules.actions import Kind
+from pipeline.schedules.table import Columns, row
 
 # For each rank, its actions in order.
-Lines = list[list[Action]]
+Lines = list[Columns]
 
 
 def gpipe_order(num_stages: int, num_microbatches: int) -> Lines:
@@ -19,9 +21,9 @@ def gpipe_order(num_stages: int, num_microbatches: int) -> Lines:
 
     Gradients accumulate in ascending order of micro-batches, as in 1F1B.
     """
-    forwards = _row(Kind.FORWARD, num_microbatches)
-    backwards = _row(Kind.BACKWARD, num_microbatches)
-    return [forwards + backwards for _ in range(num_stages)]
+    microbatches = range(num_microbatches)
+    line = _joined(row(Kind.FORWARD, microbatches), row(Kind.BACKWARD, microbatches))
+    return [line] * num_stages
 
 
 def one_f_one_b_order(num_stages: int, num_microbatches: int) -> Lines:
@@ -29,8 +31,8 @@ def one_f_one_b_order(num_stages: int, num_microbatches: int) -> Lines:
 
     Stage x runs p-1-x forwards ahead, then one forward and one backward by turns.
     """
-    forwards = _row(Kind.FORWARD, num_microbatches)
-    backwards = _row(Kind.BACKWARD, num_microbatches)
+    forwards = row(Kind.FORWARD, range(num_microbatches))
+    backwards = row(Kind.BACKWARD, range(num_microbatches))
     return [_alternate(forwards, backwards, num_stages - 1 - stage) for stage in range(num_stages)]
 
 
@@ -43,32 +45,23 @@ def interleaved_order(num_stages: int, num_microbatches: int, num_chunks: int) -
     there: what cannot deadlock with them cannot deadlock without.
     """
     groups = [range(start, start + num_stages) for start in range(0, num_microbatches, num_stages)]
-    forwards = [
-        Action(Kind.FORWARD, microbatch, chunk)
-        for group in groups
-        for chunk in range(num_chunks)
-        for microbatch in group
-    ]
-    backwards = [
-        Action(Kind.BACKWARD, microbatch, chunk)
-        for group in groups
-        for chunk in reversed(range(num_chunks))
-        for microbatch in group
-    ]
+    chunks = range(num_chunks)
+    forwards = [row(Kind.FORWARD, group, chunk) for group in groups for chunk in chunks]
+    backwards = [row(Kind.BACKWARD, group, chunk) for group in groups for chunk in reversed(chunks)]
     lines = []
     for rank in range(num_stages):
         ahead = 2 * (num_stages - 1 - rank) + (num_chunks - 1) * num_stages
-        line = _alternate(forwards, backwards, ahead)
-        lines.append([action for action in line if action.microbatch < num_microbatches])
+        line = _alternate(_joined(*forwards), _joined(*backwards), ahead)
+        lines.append(line[:, line[1] < num_microbatches])
     return lines
 
 
-def _row(kind: Kind, num_microbatches: int, chunk: int = 0) -> list[Action]:
-    return [Action(kind, microbatch, chunk) for microbatch in range(num_microbatches)]
+def _joined(*parts: Columns) -> Columns:
+    return np.concatenate(parts, axis=1)
 
 
-def _alternate(forwards: list[Action], backwards: list[Action], ahead: int) -> list[Action]:
+def _alternate(forwards: Columns, backwards: Columns, ahead: int) -> Columns:
     """`ahead` forwards, then a forward and a backward by turns, then the other backwards."""
-    turns = chain.from_iterable(zip(forwards[ahead:], backwards))  # noqa: B905 - ends unequal
-    paired = max(0, len(forwards) - ahead)
-    return [*forwards[:ahead], *turns, *backwards[paired:]]
+    paired = max(0, forwards.shape[1] - ahead)
+    turns = np.stack([forwards[:, ahead:], backwards[:, :paired]], axis=2).reshape(4, -1)
+    return _joined(forwards[:, :ahead], turns, backwards[:, paired:])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import ScheduleError
 from pipeline.schedules.actions import STASH_TRANSFERS, Action, Kind
@@ -51,15 +51,28 @@ class Schedule:
     name: str = field(default="schedule", compare=False)
     placement: Placement = field(default=Placement.LOOP, compare=False)
 
+    @classmethod
+    def of_table(cls, table: Table, name: str, placement: Placement) -> Schedule:
+        """The schedule of actions that are numbers; they become actions when asked for."""
+        schedule = object.__new__(cls)
+        vars(schedule).update(table=table, name=name, placement=placement)
+        return schedule
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "actions" or "table" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        actions = vars(self)["actions"] = self.table.actions()
+        return actions
+
     @property
     def num_stages(self) -> int:
         """The number of pipeline stages p, which is the number of ranks."""
-        return len(self.actions)
+        return len(self.table.starts) - 1
 
     @cached_property
     def table(self) -> Table:
         """The actions as columns of numbers."""
-        return Table(self.actions)
+        return Table.of_actions(self.actions)
 
     @cached_property
     def num_microbatches(self) -> int:
@@ -126,9 +139,12 @@ class Schedule:
             name: what the schedule is to be called.
 
         Raises:
+            TypeError: if it is no text.
             ScheduleError: if the text is not of that form. Whether the schedule can be run is
                 for `validate` to say.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"a schedule is read from a str, not from {type(text).__name__}")
         lines: dict[int, tuple[Action, ...]] = {}
         for number, line in enumerate(text.splitlines(), start=1):
             line = line.split("#", 1)[0].strip()
@@ -140,9 +156,9 @@ class Schedule:
             lines[rank] = actions
         if not lines:
             raise ScheduleError("the text holds no line; each rank needs one, like '0: F0 B0'")
-        missing = sorted(set(range(max(lines) + 1)) - set(lines))
-        if missing:
-            raise ScheduleError(f"rank {missing[0]} has no line; ranks count from 0 without gaps")
+        for rank in range(len(lines)):
+            if rank not in lines:
+                raise ScheduleError(f"rank {rank} has no line; ranks count from 0 without gaps")
         actions = tuple(lines[rank] for rank in range(len(lines)))
         return cls(actions, name, infer_placement(actions))
 

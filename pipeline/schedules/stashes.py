@@ -14,9 +14,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pipeline.schedules.actions import COMPUTE, STASH_TRANSFERS, Action, Kind
+from pipeline.schedules.actions import Kind
 from pipeline.schedules.schedule import Schedule
-from pipeline.schedules.table import CODES
+from pipeline.schedules.table import CODES, NO_PEER
+
+_FORWARD, _BACKWARD, _WEIGHT = (CODES[k] for k in (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT))
+_EVICT, _LOAD, _ACCEPT = (CODES[k] for k in (Kind.EVICT, Kind.LOAD, Kind.ACCEPT))
 
 
 def held_over_time(
@@ -43,9 +46,8 @@ def most_held(schedule: Schedule, rank: int, sizes: Sequence[float] | None = Non
         return max((amount for _, amount in held_over_time(schedule, rank, sizes)), default=0)
     # Without transfers it is a running sum.
     kinds = table.kind[line]
-    last_use = Kind.WEIGHT if schedule.splits_backward else Kind.BACKWARD
-    made = np.cumsum(kinds == CODES[Kind.FORWARD])
-    used = np.cumsum(kinds == CODES[last_use])
+    made = np.cumsum(kinds == _FORWARD)
+    used = np.cumsum(kinds == (_WEIGHT if schedule.splits_backward else _BACKWARD))
     # At its last use a stash is still there.
     held = made - np.concatenate([[0], used[:-1]]) if len(made) else made
     return int(held.max(initial=0)) * (1 if sizes is None else sizes[rank])
@@ -83,8 +85,8 @@ class _Queue:
 
 class _Ledger:
     def __init__(self, schedule: Schedule, rank: int, sizes: Sequence[float]) -> None:
-        self.line: Sequence[Action] = schedule.actions[rank]
-        self.last_use = Kind.WEIGHT if schedule.splits_backward else Kind.BACKWARD
+        self.table = schedule.table
+        self.last_use = _WEIGHT if schedule.splits_backward else _BACKWARD
         self.rank = rank
         self.sizes = sizes
         self.held: float = 0
@@ -95,37 +97,37 @@ class _Ledger:
         self.loads: dict[tuple[int, int], tuple[int, int]] = {}
 
     def run(self) -> Iterator[tuple[int, float]]:
+        table, line = self.table, self.table.line(self.rank)
+        relevant = np.flatnonzero(table.computes[line] | table.moves_stashes[line])
+        columns = table.columns[:, line][:, relevant].tolist()
         computations = 0
         own_size = self.sizes[self.rank]
-        for position, action in enumerate(self.line):
-            kind = action.kind
-            if kind in COMPUTE:
-                if kind is Kind.FORWARD:
+        for position, *action in zip(relevant.tolist(), *columns, strict=True):
+            kind, microbatch, chunk, peer = action
+            if peer == NO_PEER:
+                if kind == _FORWARD:
                     if self.evictions:
                         self._wait_for_evictions(computations)
                     self.held += own_size
-                elif self.loads and kind is Kind.BACKWARD:
-                    self._wait_for_load(action)
+                elif self.loads and kind == _BACKWARD:
+                    self._wait_for_load(microbatch, chunk)
                 computations += 1
-            elif kind in STASH_TRANSFERS:
-                self._post(action, computations)
             else:
-                continue
+                self._post(kind, microbatch, chunk, peer, computations)
             yield position, self.held + self.in_flight
-            if kind is self.last_use:
+            if kind == self.last_use:
                 self.held -= own_size
 
-    def _post(self, action: Action, computations: int) -> None:
-        kind, microbatch, chunk, peer = action
-        size = self.sizes[self.rank if kind in (Kind.EVICT, Kind.LOAD) else peer]
-        arriving = kind in (Kind.LOAD, Kind.ACCEPT)
+    def _post(self, kind: int, microbatch: int, chunk: int, peer: int, computations: int) -> None:
+        size = self.sizes[self.rank if kind in (_EVICT, _LOAD) else peer]
+        arriving = kind in (_LOAD, _ACCEPT)
         queue = self.queues.setdefault(peer, _Queue())
         self.in_flight -= queue.peak
         number = queue.post(size if arriving else 0, size if arriving else -size)
         self.in_flight += queue.peak
-        if kind is Kind.EVICT:
+        if kind == _EVICT:
             self.evictions.append((computations, peer, number))
-        elif kind is Kind.LOAD:
+        elif kind == _LOAD:
             self.loads[microbatch, chunk] = (peer, number)
 
     def _wait_for_evictions(self, computations: int) -> None:
@@ -134,9 +136,9 @@ class _Ledger:
             _, peer, number = self.evictions.popleft()
             self._complete(peer, number)
 
-    def _wait_for_load(self, backward: Action) -> None:
+    def _wait_for_load(self, microbatch: int, chunk: int) -> None:
         """A backward waits for its stash, if that is on its way back."""
-        load = self.loads.pop((backward.microbatch, backward.chunk), None)
+        load = self.loads.pop((microbatch, chunk), None)
         if load is not None:
             self._complete(*load)
 

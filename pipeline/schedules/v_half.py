@@ -23,12 +23,21 @@ from __future__ import annotations
 
 from collections import deque
 
-from pipeline.schedules.actions import Action, Kind, action_of
+import numpy as np
+
+from pipeline.schedules.actions import Kind
 from pipeline.schedules.order import Lines
+from pipeline.schedules.table import CODES, NO_PEER
 
 PERIOD = 6  # F, B and W of two chunks
 # Units of time of a forward that W is placed for; B and W take one.
 FORWARD_TIME = 2
+
+_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT)
+_CODES = np.array([CODES[kind] for kind in _KINDS])
+_F, _B, _W = range(len(_KINDS))
+# A pass: its kind (a number of the above), micro-batch and chunk.
+_Pass = tuple[int, int, int]
 
 
 def v_half_limit(num_stages: int) -> int:
@@ -60,23 +69,28 @@ def v_half_order(num_stages: int, num_microbatches: int) -> Lines:
         if finished:
             working = [rank for rank in working if not rank.is_finished]
         time += 1
-    return [rank.line for rank in ranks]
+    lines = []
+    for rank in ranks:
+        kinds, microbatches, chunks = np.array(rank.line, np.int32).T
+        peers = np.full_like(kinds, NO_PEER)
+        lines.append(np.stack([_CODES[kinds], microbatches, chunks, peers]))
+    return lines
 
 
 class _Rank:
     """One rank while its line is being made."""
 
-    def __init__(self, rank: int, num_stages: int, queue: list[Action]) -> None:
+    def __init__(self, rank: int, num_stages: int, queue: list[_Pass]) -> None:
         self.queue = queue
         self.stages = rank, 2 * num_stages - 1 - rank  # on the way down and up
         self.last_stage = 2 * num_stages - 1
         self.limit = v_half_limit(num_stages)
-        self.line: list[Action] = []
+        self.line: list[_Pass] = []
         self.next = 0
         self.held = 0
         self.busy_until = 0
         # Weight gradients that can be computed, the oldest first.
-        self.weights: deque[Action] = deque()
+        self.weights: deque[_Pass] = deque()
 
     @property
     def is_finished(self) -> bool:
@@ -96,14 +110,14 @@ class _Rank:
             Where to count the pass when it has ended, if others wait for it.
         """
         if self.next < len(self.queue):
-            action = self.queue[self.next]
-            kind, microbatch, chunk, _ = action
+            what = self.queue[self.next]
+            kind, microbatch, chunk = what
             stage = self.stages[chunk]
-            if kind is Kind.FORWARD:
+            if kind == _F:
                 # Without room, a weight gradient has to make some first.
                 has_room = self.held < self.limit or not self.weights
                 if has_room and (stage == 0 or forwards[stage - 1] > microbatch):
-                    self._start(action, time + FORWARD_TIME)
+                    self._start(what, time + FORWARD_TIME)
                     self.held += 1
                     return forwards, stage
             else:
@@ -112,8 +126,8 @@ class _Rank:
                 else:
                     can_start = backwards[stage + 1] > microbatch
                 if can_start:
-                    self._start(action, time + 1)
-                    self.weights.append(action_of((Kind.WEIGHT, microbatch, chunk, None)))
+                    self._start(what, time + 1)
+                    self.weights.append((_W, microbatch, chunk))
                     return backwards, stage
         if self.weights:
             self.line.append(self.weights.popleft())
@@ -121,13 +135,13 @@ class _Rank:
             self.held -= 1
         return None
 
-    def _start(self, action: Action, end: int) -> None:
+    def _start(self, what: _Pass, end: int) -> None:
         self.next += 1
-        self.line.append(action)
+        self.line.append(what)
         self.busy_until = end
 
 
-def _passes(num_stages: int, num_microbatches: int) -> Lines:
+def _passes(num_stages: int, num_microbatches: int) -> list[list[_Pass]]:
     """For each rank, its F and B in the order of the repeated building block."""
     last = num_stages - 1
     down = 0
@@ -137,17 +151,17 @@ def _passes(num_stages: int, num_microbatches: int) -> Lines:
     lines = []
     for rank in range(num_stages):
         block = [
-            (down + 2 * rank, Kind.FORWARD, 0),
-            (up + last - rank, Kind.FORWARD, 1),
-            (back_down + 2 * rank, Kind.BACKWARD, 1),
-            (back_up + last - rank, Kind.BACKWARD, 0),
+            (down + 2 * rank, _F, 0),
+            (up + last - rank, _F, 1),
+            (back_down + 2 * rank, _B, 1),
+            (back_up + last - rank, _B, 0),
         ]
         timed = sorted(
             (start + PERIOD * microbatch, kind, microbatch, chunk)
             for start, kind, chunk in block
             for microbatch in range(num_microbatches)
         )
-        lines.append([action_of((*what, None)) for _, *what in timed])
+        lines.append([what for _, *what in timed])
     return lines
 
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipeline.schedules.checks import LineCheck, check_microbatches, check_pairs
+from pipeline.schedules.checks import LineCheck, check_chunks, check_microbatches, check_pairs
 from pipeline.schedules.deadlock import check_progress
 from pipeline.schedules.faults import Place, fault
-from pipeline.schedules.line_index import index_lines
+from pipeline.schedules.line_index import Index
 from pipeline.schedules.schedule import Schedule
 from pipeline.schedules.stashes import held_over_time, most_held
 
@@ -83,6 +83,7 @@ def validate(
     Raises:
         ScheduleError: if the schedule cannot be run; it shows the lines and the fault.
         ValueError: if a limit has not one number for each rank, or bytes are limited but not given.
+        TypeError: if one is no number.
     """
     if byte_limit is not None and stash_bytes is None:
         raise ValueError("a limit in bytes needs the size of a stash; pass stash_bytes too")
@@ -105,26 +106,32 @@ def prove(schedule: Schedule) -> tuple[int, ...]:
 
     `Schedule.proven_peaks` keeps the outcome, so that a schedule is proven once.
     """
+    check_chunks(schedule)
     check_microbatches(schedule)
-    indexes = index_lines(schedule)
-    for index in indexes:
-        LineCheck(schedule, index).run()
+    index = Index(schedule)
+    for line in index.lines:
+        LineCheck(schedule, line).run()
     check_pairs(schedule)
-    check_progress(schedule, indexes)
+    check_progress(schedule, index)
     return tuple(map(int, _peaks(schedule, None)))
 
 
 def _for_each_rank(
     schedule: Schedule, value: float | Sequence[float], name: str
 ) -> Sequence[float]:
-    if isinstance(value, Sequence):
-        if len(value) != schedule.num_stages:
-            raise ValueError(
-                f"{name} has {len(value)} numbers for {schedule.num_stages} ranks; give one for "
-                "each rank, or one number for all"
-            )
-        return value
-    return [value] * schedule.num_stages
+    several = hasattr(value, "__len__") and not isinstance(value, str | bytes)
+    values = list(value) if several else [value] * schedule.num_stages
+    if len(values) != schedule.num_stages:
+        raise ValueError(
+            f"{name} has {len(values)} numbers for {schedule.num_stages} ranks; give one for "
+            "each rank, or one number for all"
+        )
+    for one in values:
+        if not hasattr(one, "__float__"):
+            raise TypeError(f"{name} must be a number or one for each rank, not {one!r}")
+        if not one >= 0:
+            raise ValueError(f"{name} must be a number that is not negative, not {one!r}")
+    return values
 
 
 def _peaks(schedule: Schedule, sizes: Sequence[float] | None) -> tuple[float, ...]:

@@ -98,6 +98,7 @@ class ScheduleCosts:
         self.seconds = {Kind.FORWARD: forward, Kind.BACKWARD: whole, Kind.WEIGHT: weight}
         self.stash_bytes = self._per_stage("stash_bytes")
         self.boundary_bytes = self._per_stage("boundary_bytes")
+        # One number each: a transfer's seconds hold for all pairs.
         self.transfer = self._optional("transfer")
         self.evict = self._optional("evict")
         self.latency = self._per_pair("latency", otherwise=0.0)
@@ -124,6 +125,11 @@ class ScheduleCosts:
         cores, num_stages = self.costs.cores, self.schedule.num_stages
         if cores is None:
             return list(range(num_stages)), [1] * num_stages
+        for core in cores if _is_sequence(cores) else [cores]:
+            if isinstance(core, bool) or not hasattr(core, "__index__"):
+                raise TypeError(
+                    f"cores must be a number of cores or the core of each rank, not {core!r}"
+                )
         if not _is_sequence(cores):
             if cores < 1:
                 raise ValueError(f"cores must be at least 1, not {cores}")
@@ -182,6 +188,8 @@ class ScheduleCosts:
 
     def _optional(self, name: str) -> float | None:
         value = getattr(self.costs, name)
+        if _is_sequence(value):
+            raise TypeError(f"{name} must be one number, not {value!r}; differ by bytes and links")
         return None if value is None else _number(name, value)
 
 
@@ -220,6 +228,18 @@ def per_rank(name: str, value: PerStage, num_stages: int) -> list[float]:
             f"{num_stages} stages"
         )
     return [_number(name, item) for item in value]
+
+
+def positive(name: str, value: Any) -> float:
+    """A number that is finite and greater than 0.
+
+    Raises:
+        ValueError: if it is not.
+        TypeError: if it is no number.
+    """
+    if not _number(name, value):
+        raise ValueError(f"{name} must be greater than 0")
+    return float(value)
 
 
 def _is_sequence(value: Any) -> bool:

@@ -34,9 +34,13 @@ def simulate(schedule: Schedule, costs: Costs | Mapping[str, Any] | None = None)
     Raises:
         ScheduleError: if the schedule cannot be run.
         ValueError: if the costs do not fit the schedule.
+        TypeError: if it is no schedule, or a cost is no number.
     """
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule must be a schedules.Schedule, not {type(schedule).__name__}")
     schedule.validate()
-    return _Simulator(schedule, ScheduleCosts(schedule, Costs.of(costs or Costs()))).run()
+    costs = Costs() if costs is None else Costs.of(costs)
+    return _Simulator(schedule, ScheduleCosts(schedule, costs)).run()
 
 
 class _Transfer:

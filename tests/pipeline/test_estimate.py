@@ -6,7 +6,14 @@ import math
 import pytest
 
 from pipeline import estimation, schedules
-from pipeline.estimation import Cluster, Profile, Ranks, Transformer, estimate
+from pipeline.estimation import (
+    Cluster,
+    Profile,
+    Ranks,
+    Transformer,
+    estimate,
+    transformer_profiles,
+)
 
 A100S = Cluster(devices=32, tensor_parallel=4)  # p = 8
 BATCH = 128
@@ -231,3 +238,28 @@ def test_impossible_inputs_are_refused(change, error, message):
 def test_limit_of_bpipe_is_that_of_the_paper():
     for p in range(2, 33):
         assert schedules.eviction.balanced_limit(p) == math.ceil((p + 2) / 2)
+
+
+GPT = estimation.MODELS["gpt3-96b"]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Cluster(0, 1), ValueError, "devices must be at least 1"),
+        (lambda: Cluster(4.0, 1), TypeError, "devices must be a whole number"),
+        (lambda: Cluster(9, 4), ValueError, "cannot be divided into groups of 4"),
+        (lambda: Cluster(8, 4, peak_flops=0.0), ValueError, "peak_flops must be greater than 0"),
+        (lambda: Cluster(8, 4, memory_bytes=math.nan), ValueError, "memory_bytes must be finite"),
+        (lambda: transformer_profiles(GPT, A100S, {1: 0.0}), ValueError, "efficiency .* than 0"),
+        (lambda: transformer_profiles(GPT, A100S, {1: 45.8}), ValueError, "a share of the peak"),
+        (
+            lambda: transformer_profiles(GPT, Cluster(1000, 1), {1: 0.3}),
+            ValueError,
+            "1000 stages are more than the model's 80 layers",
+        ),
+    ],
+)
+def test_what_no_cluster_or_efficiency_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -22,7 +22,7 @@ from pipeline.planning import Cluster, plan
 x, y = ranks_plan.data(0, 1)
 layers = ranks_plan.layers()
 found = plan(layers, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.1),
-             Cluster.local_ranks(2), (x, y))
+             Cluster.local_ranks(2), (x, y), schedules=("1f1b", "bpipe"))
 assert found.model[0] is layers and not any(layer.built for layer in layers)
 found.save({path!r})
 print(found)

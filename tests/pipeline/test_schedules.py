@@ -1,7 +1,11 @@
 """Schedules: their text, their properties over many sizes, what an independent player finds."""
 
+import copy
+import dataclasses
+import pickle
 import subprocess
 import sys
+import time
 
 import pytest
 from random_player import play
@@ -69,6 +73,22 @@ def test_every_size_is_proven(name):
 def test_really_every_size_is_proven(name):
     for p, m in EVERY_SIZE:
         check(name, p, m)
+
+
+@every_schedule
+def test_the_largest_size_takes_a_fraction_of_a_second(name):
+    begin = time.process_time()
+    check(name, 32, 128)
+    assert time.process_time() - begin < 0.5
+
+
+def test_schedules_made_of_numbers_are_plain_data():
+    schedule = schedules.bpipe(4, 8)
+    again = Schedule(schedule.actions, "mine", Placement.LOOP)
+    assert again == schedule and hash(again) == hash(schedule)
+    assert pickle.loads(pickle.dumps(schedule)) == copy.deepcopy(schedule) == schedule
+    assert dataclasses.replace(schedule, name="other").actions is schedule.actions
+    assert schedule.table.columns.tolist() == again.table.columns.tolist()
 
 
 @every_schedule
@@ -152,12 +172,18 @@ def test_what_is_no_action_is_refused(text):
         ("F0 B0", "does not begin with a rank"),
         ("0: F0 B0\n0: F1", "has a line already"),
         ("0: F0 B0\n2: F0 B0", "rank 1 has no line"),
+        ("999999999999: F0 B0", "rank 0 has no line"),
         ("0: F0 BB0", "(?s)line 1: 'BB0' is not an action.*0: F0 BB0 <--"),
     ],
 )
 def test_what_is_no_schedule_is_refused(text, message):
     with pytest.raises(ScheduleError, match=message):
         Schedule.parse(text)
+
+
+def test_only_text_is_read():
+    with pytest.raises(TypeError, match="read from a str, not from bytes"):
+        Schedule.parse(b"0: F0 B0")
 
 
 def test_comments_and_blank_lines_are_ignored():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pipeline import schedules
-from pipeline.schedules import Schedule, ScheduleError
+from pipeline.schedules import Action, Kind, Schedule, ScheduleError
 
 # Changes of the lines of bpipe(4, 6): the rank, what to replace, by what, then the fault's code and
 # what stands before the arrow.
@@ -134,6 +134,62 @@ def test_planted_fault_is_refused_with_an_arrow(name):
     # Every line is shown.
     for line in range(4):
         assert re.search(rf"^ +{line}: ", str(error), re.M)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("0: F0.999999999 B0.999999999", "odd-chunk"),
+        ("0: F0.1 B0.1", "odd-chunk"),
+        ("0: F999999999 B999999999", "odd-microbatch"),
+        ("0: F0 SEND_F0>999999999 B0", "bad-peer"),
+        ("0:", "empty"),
+    ],
+)
+def test_numbers_far_apart_are_refused_before_anything_is_sized_by_them(text, code):
+    with pytest.raises(ScheduleError) as caught:
+        Schedule.parse(text).validate()
+    assert caught.value.code == code
+
+
+F, B, SEND = Kind.FORWARD, Kind.BACKWARD, Kind.SEND_FORWARD
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "message"),
+    [
+        ((), ScheduleError, "a line for each rank"),
+        ((("F0", "B0"),), TypeError, "must hold schedules.Action, not 'F0'"),
+        (((Action("F", 0), Action(B, 0)),), TypeError, "must be a schedules.Kind, not 'F'"),
+        (((Action(F, -1), Action(B, -1)),), ScheduleError, "-1 is no number"),
+        (((Action(F, 0, -1), Action(B, 0, -1)),), ScheduleError, "-1 is no number"),
+        (((Action(F, 0.5), Action(B, 0.5)),), ScheduleError, "0.5 is no number"),
+        (((Action(F, 2**40), Action(B, 2**40)),), ScheduleError, "up to nine digits"),
+        (((Action(F, 0), Action(SEND, 0), Action(B, 0)),), ScheduleError, "has a peer"),
+        (((Action(F, 0), Action(SEND, 0, 0, -1), Action(B, 0)),), ScheduleError, "-1 is no"),
+        (((Action(F, 0, 0, 1), Action(B, 0)),), ScheduleError, "has no peer"),
+    ],
+)
+def test_what_no_text_could_say_is_refused(lines, error, message):
+    with pytest.raises(error, match=message):
+        Schedule(lines).validate()
+
+
+@pytest.mark.parametrize(
+    ("limits", "error", "message"),
+    [
+        ({"limit": float("nan")}, ValueError, "limit must be a number that is not negative"),
+        ({"limit": -1}, ValueError, "limit must be a number that is not negative"),
+        ({"limit": "5"}, TypeError, "limit must be a number or one for each rank"),
+        ({"limit": [3, None, 3, 3]}, TypeError, "not None"),
+        ({"limit": [3, 3]}, ValueError, "limit has 2 numbers for 4 ranks"),
+        ({"stash_bytes": -1}, ValueError, "stash_bytes must be"),
+        ({"stash_bytes": 1, "byte_limit": float("nan")}, ValueError, "byte_limit must be"),
+    ],
+)
+def test_limits_that_are_none_are_refused(limits, error, message):
+    with pytest.raises(error, match=message):
+        schedules.bpipe(4, 8).validate(**limits)
 
 
 @pytest.mark.parametrize(

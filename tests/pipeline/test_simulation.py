@@ -199,6 +199,9 @@ def test_step_that_costs_nothing(tmp_path):
         ({"latency": {(0, 9): 1}}, ValueError, "which is no pair of ranks"),
         ({"cores": 0}, ValueError, "cores must be at least 1"),
         ({"cores": [0, 1]}, ValueError, "cores has 2 numbers for 4 ranks"),
+        ({"cores": 1.5}, TypeError, "cores must be a number of cores"),
+        ({"cores": [0, 0, 0, "a"]}, TypeError, "cores must be a number of cores"),
+        ([], TypeError, "must be pipeline.Costs or a mapping"),
         (7, TypeError, "must be pipeline.Costs or a mapping"),
     ],
 )
@@ -211,6 +214,11 @@ def test_schedule_that_cannot_run_is_refused():
     text = str(schedules.one_f_one_b(2, 2)).replace("SEND_F1>1 ", "")
     with pytest.raises(ScheduleError, match="<--"):
         pipeline.simulate(schedules.Schedule.parse(text))
+
+
+def test_only_schedules_are_simulated():
+    with pytest.raises(TypeError, match="must be a schedules.Schedule, not str"):
+        pipeline.simulate("1f1b")
 
 
 def test_result_is_readable_and_json():

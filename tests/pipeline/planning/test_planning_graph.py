@@ -109,6 +109,8 @@ def test_the_foreign_form_is_read_and_written(tmp_path):
         (lambda d: d["edges"].append({"sourceId": 2, "destId": 1, "size": 0}), "cycle"),
         (lambda d: d.pop("edges"), "'edges'"),
         (lambda d: d.update(nodes=3), "'nodes'"),
+        (lambda d: d["nodes"][1].update(id=["2"]), "node number 1.*'id'"),
+        (lambda d: d.update(nodes=[{"id": "a", "seconds": 1, "members": 5}]), "'a'.*'members'"),
     ],
 )
 def test_files_that_are_no_graphs_are_refused(change, match, tmp_path):
@@ -124,9 +126,10 @@ def test_files_that_are_no_graphs_are_refused(change, match, tmp_path):
 
 
 def test_text_that_is_no_json_is_refused(tmp_path):
-    (tmp_path / "graph.json").write_text("{nodes:")
-    with pytest.raises(GraphError, match="not JSON"):
-        OpGraph.load(tmp_path / "graph.json")
+    for text in (b"{nodes:", b"\xff\xfe", b"[" * 100_000):
+        (tmp_path / "graph.json").write_bytes(text)
+        with pytest.raises(GraphError, match="not JSON"):
+            OpGraph.load(tmp_path / "graph.json")
     (tmp_path / "graph.json").write_text("[]")
     with pytest.raises(GraphError, match="nodes and edges"):
         OpGraph.load(tmp_path / "graph.json")

@@ -129,6 +129,17 @@ def test_the_fit_finds_the_curve_that_made_the_points():
         (lambda: HybridModel.from_dict({"epochs": {"1": 1}}), "'batch'"),
         (lambda: HybridModel.from_dict({"batch": 1, "epochs": {"1": 1}, "x": 1}), "'x'"),
         (lambda: HybridModel.from_dict({"batch": 1, "epochs": {"one": 1}}), "'one'"),
+        (
+            lambda: HybridModel.from_dict(
+                {
+                    "batch": 1,
+                    "epochs": {"1": 1},
+                    "step_seconds": 1,
+                    "efficiency": {"gradient_bytes": 1},
+                }
+            ),
+            "'bandwidth'",
+        ),
     ],
 )
 def test_refusals_name_the_field(make, match):
@@ -164,7 +175,7 @@ def test_epochs_are_measured_by_training():
 
     def build(batch):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
-        model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=["accuracy"])
+        model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy", metrics=["accuracy"])
         return model
 
     table = measure_epochs(build, (x, y), (x, y), [8, 128], target=0.9)

@@ -3,11 +3,13 @@
 import itertools
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline.planning import Cluster, Device, InfeasibleError, Link, PlanningError
 from pipeline.planning.model_costs import LayerCosts
+from pipeline.planning.planner import plan as plan_model
 from pipeline.planning.planner import search
 from pipeline.planning.stage_partition import best_cuts
 from pipeline.planning.training_plan import FITS, NO_MEMORY, Plan
@@ -230,6 +232,16 @@ def test_refusals_say_what_is_at_fault():
         costs(2, forward=[1.0, -1.0])
     with pytest.raises(PlanningError, match="'backward' has 1"):
         costs(2, backward=[1.0])
+    with pytest.raises(PlanningError, match="'forward' is empty"):
+        LayerCosts([], [], [], [], [])
+    data = [[0.0]], [[0.0]]
+    for model, batch, message in (
+        (("mse", None), data, "loss must be callable, not 'mse'"),
+        ((abs, "sgd"), data, "optimizer must be of Keras, not 'sgd'"),
+        ((abs, SimpleNamespace(get_config=dict)), (None, None), "batch must hold samples"),
+    ):
+        with pytest.raises(PlanningError, match=message):
+            plan_model([], *model, cluster(), batch)
     with pytest.raises(PlanningError, match=r"E\(64\)"):
         search(costs(), cluster(), [64], epochs=lambda batch: math.nan)
 

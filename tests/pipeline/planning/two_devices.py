@@ -27,8 +27,8 @@ def same(one, other) -> bool:
 
 def placed_on_both(fn, *args, max_ops=None):
     """The step on two devices, with many tensors between them."""
-    graph = OpGraph.profile(fn, *args, calls=3, max_ops=max_ops)
-    placement = place(graph, Cluster((devices.devices[0], devices.devices[1])), seconds=3)
+    graph = OpGraph.profile(fn, *args, calls=2, max_ops=max_ops)
+    placement = place(graph, Cluster((devices.devices[0], devices.devices[1])), seconds=0.5)
     return graph, placement, execute(placement, fn, *args)
 
 
@@ -37,7 +37,7 @@ found["devices"] = [device.name for device in devices.devices]
 found["latency"] = devices.local.latency
 
 # --- inference of a network with branches --------------------------------------------------------
-model = networks.inception(blocks=2, width=16, size=16)
+model = networks.inception(blocks=1, width=16, size=16)
 x = tf.random.stateless_normal([4, 16, 16, 16], [1, 2])
 
 
@@ -47,6 +47,7 @@ def infer(x):
 
 
 graph, placement, step = placed_on_both(infer, x)
+profiled = graph
 eager = {"logits": model(x, training=False), "input": x}
 found["inference"] = {
     "close": float(tf.reduce_max(abs(step(x)["logits"] - eager["logits"]))),
@@ -58,15 +59,15 @@ found["inference"] = {
 }
 convolutions = [node for node in graph.nodes if node.name.endswith("convolution")]
 found["bytes"] = sorted({node.bytes for node in convolutions})
-fused, _, fused_step = placed_on_both(infer, x, max_ops=60)
+fused, _, fused_step = placed_on_both(infer, x, max_ops=30)
 found["fused"] = {
     "operations": len(fused),
     "total": fused.total_seconds > 0,
     "same": same(fused_step(x), step(x)),
 }
-one = execute(place(graph, Cluster((devices.devices[0],)), seconds=2), infer, x)
+one = execute(place(graph, Cluster((devices.devices[0],)), seconds=0.5), infer, x)
 found["inference"]["same_as_one_device"] = same(one(x), step(x))
-measured = step.measure(x, calls=3)
+measured = step.measure(x, calls=2)
 found["measured"] = measured.makespan > 0 and measured.wall > 0
 
 # --- a training step: variables, gradients, assignments ------------------------------------------
@@ -146,8 +147,8 @@ def refused(call) -> str:
     return "nothing was raised"
 
 
-other = place(OpGraph.profile(infer, x, calls=1), devices, seconds=1)
-missing = place(OpGraph.profile(train, data, calls=1), Cluster.uniform(2), seconds=1)
+other = place(profiled, devices, seconds=0.5)
+missing = place(graph, Cluster.uniform(2), seconds=0.5)
 found["refusals"] = {
     "other": refused(lambda: execute(other, train, data)),
     "missing": refused(lambda: execute(missing, train, data)),
