@@ -140,6 +140,19 @@ def test_pieces_of_a_stage_equal_a_gradient_tape(recompute, splits):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
+def test_a_size_that_does_not_fit_is_refused_as_eager_layers_do():
+    x = tf.ones([2, 5, 8])
+    stage, _ = make_stage(block(), x, FunctionStage, splits=False, recompute=False)
+    data = MicroBatch(None, None, tf.constant(stage.body.random.values(0, 0)))
+    stage.forward([x], data)
+    stage.forward([x[:, :3]], data)
+    for wrong in (x[..., :7], x[:, :3, :7]):
+        with pytest.raises(ValueError, match="incompatible|must be equal"):
+            stage.forward([wrong], data)
+    stage.forward([x[:, :4]], data)
+    assert stage.num_traces == 2
+
+
 def test_eager_stages_equal_compiled_ones():
     numbers = np.random.default_rng(0)
     x = tf.constant(numbers.normal(size=(3, 4, 8)).astype("float32"))
