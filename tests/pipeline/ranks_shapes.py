@@ -130,6 +130,20 @@ class Tuple(keras.Layer):
 
 @case
 def nested_structures_and_skip_connections():
+    return train_nested({"schedule": "bpipe"}, {"schedule": "bpipe", "transport": "horovod"})
+
+
+@case
+def nested_structures_in_every_way():
+    return train_nested(
+        {"schedule": "bpipe", "stash": "recompute"},
+        {"schedule": "bpipe", "stage_mode": "eager"},
+        # Two replicas do the same.
+        {"schedule": "v-half", "partition": [1, 2, 4], "num_stages": 2},
+    )
+
+
+def train_nested(*variants):
     def layers():
         keras.utils.set_random_seed(8)
 
@@ -157,19 +171,7 @@ def nested_structures_and_skip_connections():
         return x, random.integers(0, 3, count)
 
     batches = [inputs(12), inputs(11)]
-    return worst_of(
-        [
-            check(layers, batches, schedule="bpipe"),
-            check(
-                layers, batches, schedule="v-half", partition=[1, 2, 3, 4, 5, 6][:7], num_stages=2
-            )
-            if False
-            else {},
-            check(layers, batches, schedule="bpipe", stash="recompute"),
-            check(layers, batches, schedule="bpipe", stage_mode="eager"),
-            check(layers, batches, schedule="bpipe", transport="horovod"),
-        ]
-    )
+    return worst_of([check(layers, batches, **options) for options in variants])
 
 
 @case
