@@ -51,11 +51,15 @@ def run(case, ranks=4, interrupt_launcher=False, **more):
     shared = set(os.listdir("/dev/shm"))
     process = start(PROGRAM, ranks, json.dumps(case), PIPELINE_TEST_TOKEN=token, **more)
     lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if interrupt_launcher and "in trouble at" in line:
-            process.send_signal(signal.SIGINT)
-    process.wait(60)
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if interrupt_launcher and "in trouble at" in line:
+                process.send_signal(signal.SIGINT)
+        process.wait(60)
+    finally:
+        if process.poll() is None:  # the test itself is interrupted
+            process.terminate()
     ended = time.monotonic()
     printed = "".join(lines)
     assert "in trouble at" in printed, printed

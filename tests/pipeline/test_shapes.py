@@ -14,6 +14,7 @@ SMALL_WEIGHTS = 3e-5
 PLAIN = ("nested_structures_and_skip_connections",)
 FULL = (
     "nested_structures_in_every_way",
+    "skips_that_become_more_and_fewer",
     "micro_batches_fewer_than_stages_and_ragged",
     "batch_and_length_change_between_steps",
     "stages_without_weights",
