@@ -65,6 +65,11 @@ def make_legacy_slots(optimizer: Any, variables: list[tf.Variable]) -> None:
     optimizer._create_all_weights(variables)
 
 
+def legacy_settings(optimizer: Any) -> dict[str, Any]:
+    """Learning rate and the like of a legacy optimizer, as variables, numbers or schedules."""
+    return dict(optimizer._hyper)
+
+
 def initializer_seed(initializer: Any) -> Any:
     """The seed that the user gave to an initializer, or None (`_init_seed`)."""
     return getattr(initializer, "_init_seed", None)

@@ -237,7 +237,8 @@ def _named_alltoall(name: str, group: object) -> Callable[..., tf.Tensor]:
         received, _ = hvd.alltoall(message, splits, name=name, process_set=group)
         return received
 
-    return exchange
+    # Traced here, since TensorFlow warns of functions that are made again and again when called.
+    return exchange.get_concrete_function()
 
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -78,9 +78,9 @@ class NativeTransport:
             # The lower rank listens, so that each pair makes one connection.
             try:
                 if mine.host == theirs.host and not only_tcp:
-                    self._endpoint.connect_local(peer, theirs.unix_name)
+                    self._endpoint.connect_local(peer, theirs.unix_name, self.timeout)
                 else:
-                    self._endpoint.connect_tcp(peer, theirs.interface, theirs.port)
+                    self._endpoint.connect_tcp(peer, theirs.interface, theirs.port, self.timeout)
             except RuntimeError as error:
                 raise CommunicationError(
                     f"rank {rank} cannot connect to rank {peer}: {error}"

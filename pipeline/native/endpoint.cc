@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -83,6 +84,12 @@ void SetTimeout(int connection, timeval time) {
   setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time));
 }
 
+timeval TimeOf(double seconds) {
+  const auto whole = static_cast<time_t>(seconds);
+  // Zero would mean no limit.
+  return {whole, std::max<suseconds_t>(1, 1e6 * (seconds - whole))};
+}
+
 // Sends the greeting, with the descriptor of the rings' memory unless it is -1.
 bool SendGreeting(int connection, const Greeting& greeting, int memory) {
   iovec data{const_cast<Greeting*>(&greeting), sizeof(greeting)};
@@ -150,7 +157,7 @@ Endpoint::Endpoint(int rank, const std::string& secret, const std::string& inter
 
 Endpoint::~Endpoint() { Close(0); }
 
-void Endpoint::ConnectLocal(int peer, const std::string& unix_name) {
+void Endpoint::ConnectLocal(int peer, const std::string& unix_name, double seconds) {
   sockaddr_un address;
   const socklen_t size = AbstractAddress(unix_name, &address);
   const int connection = Connect(reinterpret_cast<sockaddr*>(&address), size, unix_name);
@@ -158,7 +165,7 @@ void Endpoint::ConnectLocal(int peer, const std::string& unix_name) {
   Greeting greeting{kMagic, rank_, {}, memory >= 0};
   std::memcpy(greeting.secret, secret_.data(), kSecretBytes);
   char answer = 0;
-  SetTimeout(connection, kGreetingTime);
+  SetTimeout(connection, TimeOf(seconds));
   if (!SendGreeting(connection, greeting, memory) || recv(connection, &answer, 1, 0) != 1) {
     close(connection);
     if (memory >= 0) close(memory);
@@ -176,14 +183,14 @@ void Endpoint::ConnectLocal(int peer, const std::string& unix_name) {
   }
 }
 
-void Endpoint::ConnectTcp(int peer, const std::string& ip, int port) {
+void Endpoint::ConnectTcp(int peer, const std::string& ip, int port, double seconds) {
   const sockaddr_in address = TcpAddress(ip, port);
   const int connection = Connect(reinterpret_cast<const sockaddr*>(&address), sizeof(address),
                                  absl::StrCat(ip, ":", port));
   Greeting greeting{kMagic, rank_, {}, 0};
   std::memcpy(greeting.secret, secret_.data(), kSecretBytes);
   char answer = 0;
-  SetTimeout(connection, kGreetingTime);
+  SetTimeout(connection, TimeOf(seconds));
   if (!SendGreeting(connection, greeting, -1) || recv(connection, &answer, 1, 0) != 1) {
     close(connection);
     Refuse(absl::StrCat("rank ", peer, " did not accept the connection"));

@@ -30,9 +30,10 @@ class Endpoint {
   const std::string& interface() const { return interface_; }
   int port() const { return port_; }
 
-  // Connects to a peer that listens; throws std::runtime_error if that fails.
-  void ConnectLocal(int peer, const std::string& unix_name);
-  void ConnectTcp(int peer, const std::string& address, int port);
+  // Connects to a peer that listens and that may take so long to answer, being busy or not there
+  // yet; throws std::runtime_error if that fails.
+  void ConnectLocal(int peer, const std::string& unix_name, double seconds);
+  void ConnectTcp(int peer, const std::string& address, int port, double seconds);
 
   // Waits until `peer` has connected to us; false when it did not in time.
   bool Expect(int peer, double seconds);

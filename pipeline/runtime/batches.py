@@ -31,13 +31,15 @@ def check_batch(x: Any, others: dict[str, Any], least: int) -> int:
 
     Args:
         x: the inputs.
-        others: what else has one entry a sample, by name; None is left out.
+        others: what else has one entry a sample, by name; None is left out, but for `y`.
         least: the fewest samples that can be split.
 
     Raises:
         ValueError: if the batch cannot be split.
     """
     count = num_samples(x, "x")
+    if "y" in others and others["y"] is None:
+        raise UsageError("y is None; pass the targets on every rank, and x for a loss without any")
     for name, part in others.items():
         if part is not None and num_samples(part, name) != count:
             raise UsageError(f"x has {count} samples, {name} has {num_samples(part, name)}")

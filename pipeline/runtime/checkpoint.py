@@ -124,7 +124,7 @@ def names_of(deployment: Deployment) -> set[str]:
         place = f"{key[0]}/{key[1]}"
         names.add(f"weights/{place}")
         if key in deployment.trainable:
-            names |= {f"slots/{place}/{name}" for name in deployment.slot_names}
+            names |= {f"slots/{place}/{name}" for name in deployment.slot_names[key]}
     return names
 
 

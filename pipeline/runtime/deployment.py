@@ -80,7 +80,7 @@ class Deployment:
         rank: Horovod's.
         trainable: the keys of all trainable variables of the model.
         holders: for each key, the ranks that hold the variable.
-        slot_names: what the optimizer keeps for each weight.
+        slot_names: for each trainable key, what the optimizer keeps for it.
         shared_names: what it keeps for all weights.
         input_spec: of the model's input.
         slots_from: the first rank where that is.
@@ -251,11 +251,15 @@ class Deployment:
             request.collectives,
         )
         self.averages = StateAverage(self.states, self._groups(self.states), request.collectives)
-        # Of the first rank that has weights: only there the optimizer is built.
         slots = self.updater.slots
-        known = self._hub.gather([slots.names(), sorted(slots.shared())], "the optimizer's slots")
-        self.slots_from = next((rank for rank, names in enumerate(known) if names[1]), 0)
-        self.slot_names, self.shared_names = known[self.slots_from]
+        mine = [[self.keys[id(w)], list(slots.of_weight(w))] for w in self.weights]
+        known = self._hub.gather([mine, sorted(slots.shared())], "the optimizer's slots")
+        self.slot_names: dict[Key, list[str]] = {
+            tuple(key): names for of_weights, _ in known for key, names in of_weights
+        }
+        # Of the first rank that has weights: only there the optimizer is built.
+        self.slots_from = next((rank for rank, (_, names) in enumerate(known) if names), 0)
+        self.shared_names = known[self.slots_from][1]
         accumulators = {
             id(weight): accumulator
             for weight, accumulator in zip(self.weights, self.updater.accumulators, strict=True)

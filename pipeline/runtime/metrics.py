@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,8 @@ class Metrics:
     """
 
     def __init__(self, metrics: Sequence[Any]) -> None:
+        if isinstance(metrics, str) or not isinstance(metrics, Iterable):
+            raise TypeError(f"metrics must be a list of Keras metrics, not {metrics!r}")
         for metric in metrics:
             if not hasattr(metric, "update_state"):
                 raise TypeError(

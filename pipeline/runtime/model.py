@@ -39,6 +39,15 @@ class Item:
             raise TypeError(
                 f"entry {index} of the model is {layer!r}; entries are Keras layers or callables"
             )
+        if inspect.isclass(layer):
+            raise TypeError(
+                f"entry {index} of the model is the class {layer.__name__}; make an object of it"
+            )
+        if isinstance(layer, keras.layers.InputLayer):
+            raise TypeError(
+                f"entry {index} of the model is an InputLayer; leave it out, since the first batch "
+                "says what the input is"
+            )
         self.index = index
         self.layer = layer
         self.dependencies: tuple[int, ...] = ()
@@ -211,6 +220,8 @@ class Model:
                 f"the model is a {type(layers).__name__}, whose layers need not follow each other; "
                 "pass a list of layers and blocks or a Sequential"
             )
+        if not isinstance(layers, Iterable) and not hasattr(layers, "layers"):
+            raise TypeError(f"the model must be a list of layers or a Sequential, not {layers!r}")
         entries = layers.layers if hasattr(layers, "layers") else list(layers)
         if not entries:
             raise ValueError("the model has no layers")

@@ -8,7 +8,8 @@ stages, the norm of all gradients and whether they are finite, goes through the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ def check_optimizer(optimizer: Any) -> None:
             "replicas itself (and around an optimizer of Keras 3, DistributedOptimizer reduces "
             "nothing): pass the plain optimizer"
         )
-    if not hasattr(optimizer, "apply_gradients"):
+    if not hasattr(optimizer, "apply_gradients") or isinstance(optimizer, type):
         raise TypeError(
             f"{optimizer!r} is not an optimizer of Keras; pass an object such as "
             "keras.optimizers.Adam(1e-3)"
@@ -104,11 +105,9 @@ class Updater:
         self._is_keras = isinstance(optimizer, keras.optimizers.Optimizer)
         scaler = keras.optimizers.LossScaleOptimizer
         self._scaler = optimizer if isinstance(optimizer, scaler) else None
-        inner = optimizer.inner_optimizer if self._scaler is not None else optimizer
+        self._inner = optimizer.inner_optimizer if self._scaler is not None else optimizer
         # The norm of all gradients is known here alone, so the clipping by it is done here.
-        self._clip_norm = getattr(inner, "global_clipnorm", None)
-        if self._clip_norm is not None:
-            inner.global_clipnorm = None
+        self._clip_norm = getattr(self._inner, "global_clipnorm", None)
         # Chunk → the sums that can be made when its backward passes are done; None: when all are.
         self._reductions: dict[int | None, list[_Reduction]] = {}
         for group in groups:
@@ -236,7 +235,10 @@ class Updater:
                     )
                 )
             variables = [self._variables[number] for number in chosen]
-            with tensorflow_internals.direct_updates(self.optimizer):
+            with (
+                tensorflow_internals.direct_updates(self.optimizer),
+                _without_norm_of_all(self._inner),
+            ):
                 self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
             with tf.control_dependencies(gradients):
                 for accumulator in self.accumulators:
@@ -261,6 +263,20 @@ class Updater:
             else tensorflow_internals.as_keras_variable(weight)
             for weight in self.weights
         ]
+
+
+@contextlib.contextmanager
+def _without_norm_of_all(optimizer: Any) -> Iterator[None]:
+    """Inside, an optimizer does not clip by the norm of the gradients that it is given."""
+    norm = getattr(optimizer, "global_clipnorm", None)
+    if norm is None:
+        yield
+        return
+    optimizer.global_clipnorm = None
+    try:
+        yield
+    finally:
+        optimizer.global_clipnorm = norm
 
 
 def _python_numbers(optimizer: Any) -> dict[str, float]:

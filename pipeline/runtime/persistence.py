@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Persistence:
 
     @position.setter
     def position(self, value: Any) -> None:
-        self._progress.position = value
+        self._progress.position = _plain(value)
 
     def save(self, path: Any, position: Any = None) -> None:
         """Writes a checkpoint that loads with any number of stages; see `checkpoint`.
@@ -63,6 +64,7 @@ class Persistence:
         Raises:
             CheckpointError: if it cannot be written; training can go on.
         """
+        path, position = Path(path), _plain(position)
         with self._guard.call("save"):
             if position is not None:
                 self.position = position
@@ -78,6 +80,7 @@ class Persistence:
             CheckpointError: if there is none, or it is damaged, or of another model or optimizer;
                 nothing has changed then.
         """
+        path = Path(path)
         with self._guard.call("restore"):
             reader = checkpoint.open_together(path, self._hub)
             if self._deployment is not None:
@@ -97,6 +100,7 @@ class Persistence:
         Raises:
             ValueError: if the model cannot be written in this form.
         """
+        path = Path(path)
         with self._guard.call("export"):
             keras_export.check_path(path)
             deployment, problem = self._need_deployment(), None
@@ -147,3 +151,16 @@ class Persistence:
                 "the model is built at the first batch; train or call build(x) before this"
             )
         return self._deployment
+
+
+def _plain(position: Any) -> Any:
+    """A place in the data, refused before other ranks count on it if no file can hold it.
+
+    Raises:
+        TypeError: if it is not plain data.
+    """
+    try:
+        json.dumps(position)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"position must be plain data, as JSON has it: {error}") from None
+    return position

@@ -15,7 +15,7 @@ from pipeline.communication.collectives import Collectives
 from pipeline.communication.hub import Hub
 from pipeline.communication.transport import Transport
 from pipeline.errors import BatchError, UsageError
-from pipeline.runtime.batches import check_batch, num_samples, sizes_of, split
+from pipeline.runtime.batches import check_batch, sizes_of, split
 from pipeline.runtime.call_guard import CallGuard
 from pipeline.runtime.connection import connect, join_job
 from pipeline.runtime.deployment import Deployment, Request
@@ -115,7 +115,7 @@ class Pipeline(Persistence):
 
         if not hvd.is_initialized():
             raise UsageError("call hvd.init() before making a Pipeline")
-        check_settings(partition, stage_mode, accumulate, timeout)
+        check_settings(partition, stage_mode, accumulate, timeout, seed)
         if not callable(loss):
             raise TypeError(f"loss must be callable as loss(y_true, y_pred), not {loss!r}")
         check_optimizer(optimizer)
@@ -367,7 +367,7 @@ class Pipeline(Persistence):
             The outputs on the last stage's rank, or with `gather` everywhere; else None.
         """
         with self._guard.call("predict"):
-            count = num_samples(x, "x")
+            count = check_batch(x, {}, 1)
             deployment = self._deployed(x, count)
             sizes = sizes_of(count, min(count, self.schedule.num_microbatches))
             data = self._data(x, None, None, sizes, [])
@@ -389,7 +389,7 @@ class Pipeline(Persistence):
     def build(self, x: Any) -> None:
         """Places and builds the model for inputs like `x`, as the first call would."""
         with self._guard.call("build"):
-            self._deployed(x, num_samples(x, "x"))
+            self._deployed(x, check_batch(x, {}, 1))
 
     def gather_weights(self) -> dict[str, np.ndarray] | None:
         """Brings all weights to rank 0: into its layer objects where these are built.

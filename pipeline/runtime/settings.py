@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pipeline.errors import UsageError
@@ -13,23 +15,30 @@ _STAGE_MODES = ("function", "eager", "terra")
 _PARTITIONS = ("uniform", "parameters", "time")
 
 
-def check_settings(partition: Any, stage_mode: Any, accumulate: Any, timeout: Any) -> None:
+def check_settings(
+    partition: Any, stage_mode: Any, accumulate: Any, timeout: Any, seed: Any
+) -> None:
     """Refuses settings that mean nothing.
 
     Raises:
         ValueError: if one does.
+        TypeError: if one is of a wrong type.
     """
+    wanted = f"partition must be one of {', '.join(_PARTITIONS)} or a list of cut indices"
     if isinstance(partition, str) and partition not in _PARTITIONS:
-        raise UsageError(
-            f"partition must be one of {', '.join(_PARTITIONS)} or a list of cut indices, "
-            f"not {partition!r}"
-        )
+        raise UsageError(f"{wanted}, not {partition!r}")
+    if not isinstance(partition, Iterable):
+        raise TypeError(f"{wanted}, not {partition!r}")
     if stage_mode not in _STAGE_MODES:
         raise UsageError(f"stage_mode must be one of {', '.join(_STAGE_MODES)}, not {stage_mode!r}")
     if not isinstance(accumulate, int) or accumulate < 1:
         raise UsageError(f"accumulate must be a positive int, not {accumulate!r}")
-    if not timeout > 0:
-        raise UsageError(f"timeout must be positive seconds, not {timeout!r}")
+    if not isinstance(seed, numbers.Integral):
+        raise TypeError(f"seed must be an int, not {seed!r}")
+    if not isinstance(timeout, numbers.Real):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"timeout must be positive and finite seconds, not {timeout!r}")
 
 
 def check_keeping(checkpoint: Any, save_every: Any, emergency: Any, num_replicas: int) -> None:
@@ -82,7 +91,10 @@ def recompute_flags(stash: str | Sequence[str], num_stages: int) -> list[bool]:
 
     Raises:
         ValueError: if a policy is unknown or their number is not that of the stages.
+        TypeError: if it is something else.
     """
+    if not isinstance(stash, Iterable):
+        raise TypeError(f"stash must be 'keep' or 'recompute', or a list of these, not {stash!r}")
     policies: Any = [stash] * num_stages if isinstance(stash, str) else list(stash)
     if len(policies) != num_stages:
         raise UsageError(

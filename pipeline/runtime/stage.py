@@ -190,9 +190,13 @@ class FunctionStage:
         for signature, found in made.items():
             if signature.covers(wanted):
                 return found
+        exactly = wanted
         for signature in made:
             # What has varied once is left open from then on, so that it is not traced again.
             wanted = wanted.widened(signature)
+        if wanted != exactly:
+            # Where a size is open, no layer can tell while it is traced that it does not fit.
+            self._make_inference(exactly)
         self.num_traces += 1
         made[wanted] = make(wanted)
         return made[wanted]

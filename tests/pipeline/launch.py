@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+STARTUP = Path(__file__).resolve().parent / "startup"
 RESULTS = "PIPELINE_TEST_RESULTS"
 
 
@@ -19,7 +20,7 @@ def environment(**more: str) -> dict[str, str]:
     return os.environ | {
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", STARTUP))),
         "OMP_NUM_THREADS": "1",
         **more,
     }

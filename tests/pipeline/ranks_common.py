@@ -6,6 +6,7 @@ A program registers cases, functions that return what they found, and hands over
 
 import json
 import os
+import time
 import traceback
 
 import numpy as np
@@ -194,6 +195,7 @@ def main(names):
     hvd.init()
     results = {}
     for name in names or CASES:
+        begin = time.monotonic()
         try:
             results[name] = CASES[name]()
         except BaseException:
@@ -204,6 +206,7 @@ def main(names):
             raise
         finally:
             if hvd.rank() == 0:
+                print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
                 with open(os.environ["PIPELINE_TEST_RESULTS"], "w") as file:
                     json.dump(results, file)
     hvd.allreduce(tf.zeros(1), name="end")

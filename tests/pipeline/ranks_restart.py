@@ -1,4 +1,4 @@
-"""A job that goes on from its checkpoint: two stages and two replicas, eight steps.
+"""A job that goes on from its checkpoint: two stages and one replica or two, eight steps.
 
 Run by `test_restart.py` with a case as JSON: on the first launch one rank is killed at some place
 of some step. Rank 0 writes the loss of every step that it has done, and at the end what the job

@@ -130,6 +130,20 @@ class Tuple(keras.Layer):
 
 @case
 def nested_structures_and_skip_connections():
+    return train_nested({"schedule": "bpipe"}, {"schedule": "bpipe", "transport": "horovod"})
+
+
+@case
+def nested_structures_in_every_way():
+    return train_nested(
+        {"schedule": "bpipe", "stash": "recompute"},
+        {"schedule": "bpipe", "stage_mode": "eager"},
+        # Two replicas do the same.
+        {"schedule": "v-half", "partition": [1, 2, 4], "num_stages": 2},
+    )
+
+
+def train_nested(*variants):
     def layers():
         keras.utils.set_random_seed(8)
 
@@ -157,17 +171,78 @@ def nested_structures_and_skip_connections():
         return x, random.integers(0, 3, count)
 
     batches = [inputs(12), inputs(11)]
+    return worst_of([check(layers, batches, **options) for options in variants])
+
+
+class Down(keras.Layer):
+    """Halves the length and keeps what it was given for the way up."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.convolution = keras.layers.Conv1D(width, 3, strides=2, padding="same")
+
+    def call(self, inputs):
+        x, skips = inputs
+        return keras.ops.tanh(self.convolution(x)), [*skips, x]
+
+
+class Up(keras.Layer):
+    """Doubles the length and takes what was kept last."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.convolution = keras.layers.Conv1D(width, 3, padding="same")
+
+    def call(self, inputs):
+        x, (*others, skip) = inputs
+        x = keras.ops.concatenate([keras.ops.repeat(x, 2, axis=1), skip], -1)
+        return keras.ops.tanh(self.convolution(x)), others
+
+
+@case
+def skips_that_become_more_and_fewer():
+    """A U-net with a functional model among its layers, and a loss of the user's own."""
+
+    def layers():
+        keras.utils.set_random_seed(12)
+        inputs = keras.Input((None, 8))
+        gate = keras.layers.Dense(8, "sigmoid")(inputs)
+        gated = keras.Model(inputs, keras.layers.Multiply()([inputs, gate]))
+        return built(
+            [
+                keras.layers.Dense(8),
+                gated,
+                lambda x: (x, []),
+                Down(12),
+                Down(16),
+                Up(12),
+                Up(8),
+                lambda parts: parts[0],
+                keras.layers.Dense(4),
+            ],
+            np.zeros((1, 8, 8), "float32"),
+        )
+
+    def loss(y, p):
+        error = tf.abs(y - p)
+        return tf.reduce_mean(tf.where(error < 1, 0.5 * error**2, error - 0.5))
+
+    random = np.random.default_rng(5)
+    batches = [
+        (
+            random.normal(size=(samples, 8, 8)).astype("float32"),
+            random.normal(size=(samples, 8, 4)).astype("float32"),
+        )
+        for samples in (16, 18)
+    ]
     return worst_of(
         [
-            check(layers, batches, schedule="bpipe"),
-            check(
-                layers, batches, schedule="v-half", partition=[1, 2, 3, 4, 5, 6][:7], num_stages=2
+            check(layers, batches, loss=loss, num_microbatches=4, **options)
+            for options in (
+                {"schedule": "bpipe"},
+                {"schedule": "1f1b", "stash": "recompute"},
+                {"schedule": "v-half", "num_stages": 2},
             )
-            if False
-            else {},
-            check(layers, batches, schedule="bpipe", stash="recompute"),
-            check(layers, batches, schedule="bpipe", stage_mode="eager"),
-            check(layers, batches, schedule="bpipe", transport="horovod"),
         ]
     )
 

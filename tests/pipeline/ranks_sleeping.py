@@ -1,17 +1,16 @@
 """A program for four ranks whose stages only sleep, so that as many cores as ranks are not needed.
 
-Run by `test_simulation_of_a_run.py`; writes, for each schedule, the time of the fastest of several
+Run by `test_simulation_of_a_run.py`; finds, for each schedule, the time of the fastest of several
 steps and what each rank computed and held in it.
 """
 
-import json
-import os
+import sys
 import time
-from pathlib import Path
 
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
+from ranks_common import case, main
 
 import pipeline
 
@@ -66,9 +65,11 @@ def measure(schedule):
     return fastest
 
 
-if __name__ == "__main__":
-    hvd.init()
+@case
+def steps_of_stages_that_sleep():
     measured = {schedule: measure(schedule) for schedule in SCHEDULES}
-    if hvd.rank() == 0:
-        results = {"forward": FORWARD, "microbatches": NUM_MICROBATCHES, "measured": measured}
-        Path(os.environ["PIPELINE_TEST_RESULTS"]).write_text(json.dumps(results))
+    return {"forward": FORWARD, "microbatches": NUM_MICROBATCHES, "measured": measured}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -222,6 +222,30 @@ def test_a_stranger_without_the_secret_is_refused(kind):
         connect(kind=kind, timeout=1.5, secrets=[SECRET, b"fedcba9876543210"])
 
 
+def test_a_peer_that_is_busy_is_waited_for_as_long_as_asked():
+    name = f"pipeline-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name)
+        listener.listen()
+
+        def answer():
+            for seconds in (1.0, 2.5):
+                connection, _ = listener.accept()
+                time.sleep(seconds)
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"s")  # a socket will do, no rings
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        endpoint = native.core.Endpoint(1, SECRET, "127.0.0.1", 1 << 20)
+        with pytest.raises(RuntimeError, match="rank 0 did not accept"):
+            endpoint.connect_local(0, name, 0.3)
+        endpoint.connect_local(0, name, 20.0)
+        assert endpoint.kind_of(0) == "unix"
+        thread.join()
+        endpoint.close(0.0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_strangers_hold_up_nobody(kind):
     """Who connects and says nothing, or nonsense, is sent away; peers connect meanwhile."""

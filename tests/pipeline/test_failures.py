@@ -51,11 +51,15 @@ def run(case, ranks=4, interrupt_launcher=False, **more):
     shared = set(os.listdir("/dev/shm"))
     process = start(PROGRAM, ranks, json.dumps(case), PIPELINE_TEST_TOKEN=token, **more)
     lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if interrupt_launcher and "in trouble at" in line:
-            process.send_signal(signal.SIGINT)
-    process.wait(60)
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if interrupt_launcher and "in trouble at" in line:
+                process.send_signal(signal.SIGINT)
+        process.wait(60)
+    finally:
+        if process.poll() is None:  # the test itself is interrupted
+            process.terminate()
     ended = time.monotonic()
     printed = "".join(lines)
     assert "in trouble at" in printed, printed
@@ -131,7 +135,22 @@ OTHERS = [
     ("between", 2, {}),
     ("build", 2, {}),
 ]
-SAVES = [("checkpoint", 1, {}), ("commit", 0, {})]
+OVER_HOROVOD = [
+    ("forward", 2, {}),
+    ("send", 1, {}),
+    ("receive", 2, {}),
+    ("evict", 0, {}),
+    ("load", 0, {}),
+    ("accept", 3, {}),
+    ("exchange", 2, {}),
+    ("reduce", 1, REPLICAS),
+    ("optimizer", 1, {}),
+]
+SAVES = [
+    ("checkpoint", 1, {}),
+    ("commit", 0, {}),
+    ("checkpoint", 2, {"options": {"transport": "horovod"}}),
+]
 
 
 def cases():
@@ -142,7 +161,9 @@ def cases():
         for at, who in (("forward", 1), ("load", 0)):
             yield kind, at, who, {}, False
     for kind in ("raise", "kill", "stop", "interrupt"):
-        yield kind, "forward", 2, {"options": {"transport": "horovod", "schedule": "1f1b"}}, True
+        for at, who, more in OVER_HOROVOD:
+            more = {"options": {**more.get("options", {}), "transport": "horovod"}}
+            yield kind, at, who, more, at in ("exchange", "optimizer", "reduce")
     for kind in ("kill", "stop"):
         yield kind, "receive", 3, {"options": {"transport": "tcp"}}, False
         yield kind, "forward", 0, {}, False
@@ -152,14 +173,15 @@ def cases():
     yield "interrupt", "reduce", 0, REPLICAS, True
 
 
-PLAIN = {("kill", "load"), ("raise", "reduce")}
+# The sample of the plain run, by name.
+PLAIN = {"kill-load-0", "raise-receive-2-horovod"}
 
 
 def parameters():
     for kind, at, who, more, is_apart in cases():
-        name = f"{kind}-{at}-{who}-{'-'.join(map(str, more.get('options', {}).values()))}"
-        marks = [] if (kind, at) in PLAIN else [pytest.mark.full]
-        yield pytest.param(kind, at, who, more, is_apart, id=name.strip("-"), marks=marks)
+        name = "-".join([kind, at, str(who), *map(str, more.get("options", {}).values())])
+        marks = [] if name in PLAIN else [pytest.mark.full]
+        yield pytest.param(kind, at, who, more, is_apart, id=name, marks=marks)
 
 
 @pytest.mark.parametrize(("kind", "at", "who", "more", "is_apart"), list(parameters()))

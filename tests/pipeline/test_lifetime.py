@@ -63,18 +63,13 @@ FULL = {
 
 
 @pytest.fixture(scope="module")
-def plain():
-    return launch(PROGRAM, 4, *PLAIN, seconds=200)
-
-
-@pytest.fixture(scope="module")
 def full():
     return launch(PROGRAM, 4, *FULL, seconds=500)
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_case(plain, name):
-    judge(plain[name], PLAIN[name])
+def test_case(samples, name):
+    judge(samples[name], PLAIN[name])
 
 
 @pytest.mark.full

@@ -40,6 +40,7 @@ PLAIN = {
     "stages_with_branches_of_python_train": numbers,
 }
 FULL = {
+    "stages_with_branches_of_python_train_in_every_way": numbers,
     "stashes_of_eager_stages_are_kept_and_lent": stashes,
     "stage_modes_equal_one_process": numbers,
     "terra_around_the_training_loop": numbers,
@@ -48,16 +49,10 @@ FULL = {
 }
 
 
-@pytest.fixture(scope="module")
-def plain():
-    return launch(PROGRAM, 4, *PLAIN, seconds=280)
-
-
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PLAIN)
-def test_case(plain, name):
-    assert "error" not in plain[name], plain[name]["error"]
-    PLAIN[name](plain[name])
+def test_case(samples, name):
+    assert "error" not in samples[name], samples[name]["error"]
+    PLAIN[name](samples[name])
 
 
 @pytest.mark.full

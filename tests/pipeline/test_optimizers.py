@@ -12,17 +12,16 @@ LIMITS = {"loss_scale_with_clipping_on_two_replicas": 1e-2}
 ADAPTIVE = 1e-4
 
 
-def check(name):
-    found = launch(PROGRAM, 4, name, seconds=550)[name]
+def check(found, name):
     assert "error" not in found, found["error"]
     assert found
     limit = LIMITS.get(name, ADAPTIVE)
     assert {what: value for what, value in found.items() if value > limit} == {}
 
 
-@pytest.mark.timeout(600)
-def test_optimizers_that_are_unlike_the_others():
-    check("optimizers_sample")
+@pytest.mark.parametrize("name", ["optimizers_sample"])
+def test_optimizers_that_are_unlike_the_others(samples, name):
+    check(samples[name], name)
 
 
 @pytest.mark.full
@@ -37,4 +36,4 @@ def test_optimizers_that_are_unlike_the_others():
     ],
 )
 def test_optimizers(name):
-    check(name)
+    check(launch(PROGRAM, 4, name, seconds=550)[name], name)

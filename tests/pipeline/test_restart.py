@@ -13,9 +13,9 @@ pytestmark = [pytest.mark.horovod, pytest.mark.timeout(900)]
 PROGRAM = Path(__file__).parent / "ranks_restart.py"
 
 
-def run(case, folder, *options):
+def run(case, folder, *options, ranks=4):
     """The finished launch, and by step the losses that it printed, of all attempts."""
-    command = [sys.executable, "-m", "pipeline", "run", "-np", "4", *options]
+    command = [sys.executable, "-m", "pipeline", "run", "-np", str(ranks), *options]
     done = subprocess.run(
         [*command, str(PROGRAM), json.dumps({"who": -1, **case}), str(folder / "run")],
         env=environment(),
@@ -32,9 +32,9 @@ def run(case, folder, *options):
     return done, losses
 
 
-def check(case, folder, begin):
+def check(case, folder, begin, ranks=4):
     """`begin`: the steps at which the second attempt may have begun."""
-    done, losses = run(case, folder, "--restarts", "2")
+    done, losses = run(case, folder, "--restarts", "2", ranks=ranks)
     assert done.returncode == 0, done.stdout
     assert "restart 1 of 2" in done.stdout and "restart 2" not in done.stdout
     results = json.loads((folder / "run.json").read_text())
@@ -47,9 +47,11 @@ def check(case, folder, begin):
     return done.stdout
 
 
-def test_goes_on_from_the_last_checkpoint(tmp_path):
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_goes_on_from_the_last_checkpoint(ranks, tmp_path):
     options = {"checkpoint": str(tmp_path / "saved"), "save_every": 2}
-    check({"options": options, "who": 3, "at": "forward", "step": 5}, tmp_path, begin=[4])
+    case = {"options": options, "who": ranks - 1, "at": "forward", "step": 5}
+    check(case, tmp_path, begin=[4], ranks=ranks)
 
 
 # Where a rank dies in its sixth step, and how many steps the emergency checkpoint may be after.
@@ -81,6 +83,6 @@ def test_goes_on_from_what_the_survivors_wrote(at, who, more, begin, tmp_path):
 @pytest.mark.full
 def test_gives_up_after_so_many_restarts(tmp_path):
     options = {"checkpoint": str(tmp_path / "saved"), "stage_mode": "no such mode"}
-    done, _ = run({"options": options}, tmp_path, "--restarts", "1")
+    done, _ = run({"options": options}, tmp_path, "--restarts", "1", ranks=2)
     assert done.returncode != 0
     assert "restart 1 of 1" in done.stdout and "no such mode" in done.stdout

@@ -1,6 +1,6 @@
 """Training in real processes against one process that trains eagerly.
 
-The programs are in `ranks_runtime.py`; all of the plain run share one launch of four ranks.
+The programs are in `ranks_runtime.py`; see `conftest.py` for the launch of the samples.
 """
 
 from pathlib import Path
@@ -97,15 +97,9 @@ FULL = {
 }
 
 
-@pytest.fixture(scope="module")
-def plain():
-    return launch(PROGRAM, 4, *PLAIN, seconds=280)
-
-
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PLAIN)
-def test_case(plain, name):
-    judge(plain[name], PLAIN[name])
+def test_case(samples, name):
+    judge(samples[name], PLAIN[name])
 
 
 @pytest.mark.full

@@ -9,18 +9,21 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from pipeline import schedules, tensorflow_internals
+from pipeline.communication.collectives import Collectives
 from pipeline.errors import CheckpointError, ModelError, UsageError
 from pipeline.runtime.batches import check_batch, sizes_of, split
 from pipeline.runtime.body import StageBody
 from pipeline.runtime.checkpoint import Reader
 from pipeline.runtime.eager_stage import CoexecutedStage, EagerStage
 from pipeline.runtime.ledger import Ledger
+from pipeline.runtime.metrics import Metrics
 from pipeline.runtime.model import Model, raw
-from pipeline.runtime.optimizer import check_optimizer
+from pipeline.runtime.optimizer import Updater, check_optimizer
 from pipeline.runtime.partition import balanced_cuts, check_cuts, measure_costs, uniform_cuts
-from pipeline.runtime.settings import make_schedule, recompute_flags
+from pipeline.runtime.settings import check_settings, make_schedule, recompute_flags
 from pipeline.runtime.stage import FunctionStage, MicroBatch
 from pipeline.runtime.structure import decode, encode, spec_of
 from pipeline.runtime.timeline import side_by_side
@@ -135,6 +138,19 @@ def test_pieces_of_a_stage_equal_a_gradient_tape(recompute, splits):
     expected = tape.gradient(result.outputs, [x, *reads], [upstream])
     for a, b in zip(found, [*result.outputs, *expected], strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_a_size_that_does_not_fit_is_refused_as_eager_layers_do():
+    x = tf.ones([2, 5, 8])
+    stage, _ = make_stage(block(), x, FunctionStage, splits=False, recompute=False)
+    data = MicroBatch(None, None, tf.constant(stage.body.random.values(0, 0)))
+    stage.forward([x], data)
+    stage.forward([x[:, :3]], data)
+    for wrong in (x[..., :7], x[:, :3, :7]):
+        with pytest.raises(ValueError, match="incompatible|must be equal"):
+            stage.forward([wrong], data)
+    stage.forward([x[:, :4]], data)
+    assert stage.num_traces == 2
 
 
 def test_eager_stages_equal_compiled_ones():
@@ -344,9 +360,50 @@ def test_settings_are_checked():
         make_schedule(schedules.bpipe(4, 8), 4, 4, 2)
     with pytest.raises(TypeError):
         make_schedule(3, 4, 4, 2)
+    good = {
+        "partition": "time",
+        "stage_mode": "eager",
+        "accumulate": 2,
+        "timeout": np.float32(3),
+        "seed": np.int64(1),
+    }
+    check_settings(**good)
+    for name, wrong, kind in (
+        ("partition", "best", ValueError),
+        ("partition", None, TypeError),
+        ("stage_mode", "fast", ValueError),
+        ("accumulate", 0, ValueError),
+        ("timeout", float("inf"), ValueError),
+        ("timeout", float("nan"), ValueError),
+        ("timeout", "1", TypeError),
+        ("seed", 1.5, TypeError),
+    ):
+        with pytest.raises(kind, match=name):
+            check_settings(**{**good, name: wrong})
+    with pytest.raises(TypeError, match="stash"):
+        recompute_flags(None, 2)
+    for wrong in ("accuracy", None, ["accuracy"]):
+        with pytest.raises(TypeError, match="metric"):
+            Metrics(wrong)
     broken = schedules.Schedule.parse("0: F0 SEND_F0>1\n1: RECV_F0<0 F0 B0")
     with pytest.raises(schedules.ScheduleError):
         make_schedule(broken, 2, 1, 2)
+
+
+def test_lists_that_are_no_model_are_refused():
+    inputs = keras.Input((3,))
+    functional = keras.Model(inputs, keras.layers.Flatten()(inputs))
+    for wrong, message in (
+        (None, "a list of layers"),
+        ([keras.layers.Flatten], "entry 0 of the model is the class Flatten"),
+        ([keras.layers.InputLayer((3,)), keras.layers.Flatten()], "entry 0 .* InputLayer"),
+        (["dense"], "entry 0 of the model is 'dense'"),
+        (functional, "need not follow each other"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            Model(wrong, 0)
+    with pytest.raises(TypeError, match="is not an optimizer of Keras"):
+        check_optimizer(keras.optimizers.SGD)
 
 
 def test_horovods_optimizer_is_refused():
@@ -359,6 +416,21 @@ def test_horovods_optimizer_is_refused():
     with pytest.raises(TypeError, match="not an optimizer"):
         check_optimizer("adam")
     check_optimizer(keras.optimizers.SGD(0.1))
+
+
+@pytest.mark.parametrize(
+    "sgd", [keras.optimizers.SGD, tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD]
+)
+def test_clipping_by_the_norm_of_all_leaves_the_optimizer_as_it_was(sgd):
+    optimizer = sgd(1.0, global_clipnorm=0.5)
+    weight = keras.Variable(np.zeros(2, "float32"))
+    for step in (1, 2):  # the second one by another pipeline of the same weights
+        updater = Updater(optimizer, [weight], [True], [], [0], Collectives("", 1.0, None))
+        updater.accumulator_of(weight).assign([3.0, 4.0])
+        # Other ranks' gradients make the norm 10; it is clipped to 0.5.
+        updater.apply([True], 1.0, squares=100.0)
+        np.testing.assert_allclose(weight.numpy(), np.multiply(step, [-0.15, -0.2]), rtol=1e-6)
+        assert optimizer.global_clipnorm == 0.5
 
 
 def test_batches_are_split_evenly_and_completely():
@@ -376,6 +448,10 @@ def test_batches_that_cannot_be_split_are_refused():
         check_batch(np.zeros((3, 2)), {}, 4)
     with pytest.raises(ValueError, match="y has 4"):
         check_batch(np.zeros((3, 2)), {"y": np.zeros(4)}, 1)
+    with pytest.raises(ValueError, match="0 samples"):
+        check_batch(np.zeros((0, 2)), {}, 1)
+    with pytest.raises(ValueError, match="y is None"):
+        check_batch(np.zeros((3, 2)), {"y": None, "sample_weight": None}, 1)
     with pytest.raises(ValueError, match="first dimension"):
         check_batch(np.float32(1), {}, 1)
     assert check_batch(np.zeros((3, 2)), {"sample_weight": None}, 3) == 3

@@ -13,6 +13,8 @@ SGD, HALF = 3e-6, 2e-2
 SMALL_WEIGHTS = 3e-5
 PLAIN = ("nested_structures_and_skip_connections",)
 FULL = (
+    "nested_structures_in_every_way",
+    "skips_that_become_more_and_fewer",
     "micro_batches_fewer_than_stages_and_ragged",
     "batch_and_length_change_between_steps",
     "stages_without_weights",
@@ -28,8 +30,7 @@ LIMITS = {
 }
 
 
-def check(name):
-    found = launch(PROGRAM, 4, name, seconds=550)[name]
+def check(found, name):
     assert "error" not in found, found["error"]
     assert found.pop("bit_equal", True) is True
     limit = LIMITS.get(name, SGD)
@@ -37,14 +38,13 @@ def check(name):
     assert {what: value for what, value in found.items() if value > limit} == {}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PLAIN)
-def test_case(name):
-    check(name)
+def test_case(samples, name):
+    check(samples[name], name)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FULL)
 def test_case_of_the_full_run(name):
-    check(name)
+    check(launch(PROGRAM, 4, name, seconds=550)[name], name)

@@ -194,6 +194,8 @@ def test_legacy_optimizers_get_their_slots():
     variable = tf.Variable([1.0, 2.0])
     internals.make_legacy_slots(optimizer, [variable])
     assert optimizer.get_slot(variable, "m").shape == [2]
+    settings = internals.legacy_settings(optimizer)
+    assert float(settings["learning_rate"]) == pytest.approx(0.1)
 
 
 def test_recorded_ops_gradients_and_runs():
