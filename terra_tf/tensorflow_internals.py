@@ -529,6 +529,10 @@ def library_functions(library: str) -> list[tuple[type, str, int]]:
             for name in ("apply_gradients", "apply", "_backend_update_step"):
                 if name in vars(kind):
                     found.append((kind, name, 1))
+    containers = sys.modules.get(f"{library}.src.engine.compile_utils")
+    if containers is not None:  # Keras 2: what a compiled model's step calls
+        found.append((containers.LossesContainer, "__call__", -1))
+        found.append((containers.MetricsContainer, "update_state", -1))
     return found
 
 

@@ -838,6 +838,16 @@ def test_what_keras_does_after_an_eager_step(library):
     assert internals.batch_function_of_keras(model, "train") is None
 
 
+def test_functions_of_keras_2_that_may_be_delegated():
+    importlib.import_module("tf_keras")
+    found = {(kind.__name__, name) for kind, name, _ in internals.library_functions("tf_keras")}
+    assert {
+        ("Layer", "__call__"),
+        ("LossesContainer", "__call__"),
+        ("MetricsContainer", "update_state"),
+    } <= found
+
+
 def test_functions_of_keras_that_may_be_delegated():
     found = {(kind.__name__, name) for kind, name, _ in internals.library_functions("keras")}
     assert {

@@ -110,7 +110,7 @@ def train(make, accelerated, **compiled):
             model.save_weights("/dev/shm/terra-fitting.weights.h5")
     bar = io.StringIO()
     with contextlib.redirect_stdout(bar):
-        model.fit(**data, epochs=1, verbose=1)
+        model.fit(**data, epochs=2, verbose=1)  # Keras 2 numbers no single epoch
     terra.sync()
     coexecuted = terra.stats().coexecuted
     terra.stats().reset()

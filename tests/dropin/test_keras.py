@@ -40,7 +40,7 @@ def test_all_that_fit_shows_is_eagers(legacy):
             assert accelerated[name][0][what] == value, (name, what)
         assert accelerated[name][1] > 20, name
     assert len(eager["plain"][0]["events"]) > 20
-    assert len(eager["plain"][0]["bar"]) == 1
+    assert len(eager["plain"][0]["bar"]) == 2
     assert all("loss: " in line for line in eager["plain"][0]["bar"])
 
 
