@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from terra_tf import api
+from terra_tf.dropin import fit
 from terra_tf.report.log import topic
 
 Model = TypeVar("Model")
@@ -67,6 +68,8 @@ def accelerate(model: Model) -> Model:
         step = api.function(_Weak(model, method), name=f"{name}.{method}")
         # Past Keras's own bookkeeping of attributes: a step is no layer and no variable.
         object.__setattr__(model, method, step)
+    for maker in fit.MAKERS:
+        object.__setattr__(model, maker, fit.Maker(model, maker))
     for kind in _METHODS.values():
         setattr(model, f"{kind}_function", None)  # made before, of the plain methods
     _log.info("%s: train_step, test_step and predict_step are steps", name)

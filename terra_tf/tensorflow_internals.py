@@ -20,6 +20,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.function.polymorphism import function_type as function_type_lib
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import backprop, context
 from tensorflow.python.eager import core as eager_core
 from tensorflow.python.eager.polymorphic_function import concrete_function
@@ -454,6 +455,10 @@ def is_immutable(kind: type) -> bool:
     """Whether objects of a class are taken to be unchangeable, or not to matter to any result."""
     if issubclass(kind, (tf.DType, tf.TensorShape, tf.TypeSpec, tf.Graph, inspect.Signature)):
         return True
+    if kind is context.Context:  # `thread_state` is what matters of it
+        return True
+    if kind.__module__.partition(".")[0] == "terra_tf":  # the steps of an accelerated model
+        return True
     name = f"{kind.__module__}.{kind.__qualname__}"
     return name.startswith(("keras.", "tf_keras.")) and name.endswith(
         (".Initializer", ".Tracker", ".History", ".KerasHistory")
@@ -467,6 +472,7 @@ _BOOKKEEPING_NAMES = """
     _compile_config train_function test_function predict_function
     _compiled_trainable_state
     compiled_loss compiled_metrics _metrics_lock _obj_reference_counts_dict
+    _layer_call_argspecs _call_result
 """
 _BOOKKEEPING = frozenset(_BOOKKEEPING_NAMES.split())
 
@@ -483,6 +489,15 @@ def is_bookkeeping(owner: Any, name: str) -> bool:
 def only_names_things(attribute: str) -> bool:
     """Whether a library's attribute of a thread only serves to name what is made."""
     return attribute in ("name_scope_stack", "scope_name")
+
+
+def is_made_anew(item: Any) -> bool:
+    """Whether an item of a stack is made for each call, so that only its contents matter.
+
+    AutoGraph puts one on a stack of its thread around whatever it does not convert, and around
+    what a distribution strategy runs.
+    """
+    return type(item) is ag_ctx.ControlStatusCtx
 
 
 def call_context_keys(value: Any) -> tuple[str, ...] | None:
@@ -515,6 +530,10 @@ def library_functions(library: str) -> list[tuple[type, str, int]]:
             for name in ("apply_gradients", "apply", "_backend_update_step"):
                 if name in vars(kind):
                     found.append((kind, name, 1))
+    containers = sys.modules.get(f"{library}.src.engine.compile_utils")
+    if containers is not None:  # Keras 2: what a compiled model's step calls
+        found.append((containers.LossesContainer, "__call__", -1))
+        found.append((containers.MetricsContainer, "update_state", -1))
     return found
 
 
@@ -522,3 +541,43 @@ def _with_subclasses(kind: type) -> list[type]:
     return list(
         dict.fromkeys([kind, *(x for s in kind.__subclasses__() for x in _with_subclasses(s))])
     )
+
+
+def batch_function_of_keras(model: Any, kind: str) -> Any:
+    """What Keras does with the outputs of an eager step before callbacks get them.
+
+    Args:
+      model: compiled with `run_eagerly=True`.
+      kind: "train" or "test".
+
+    Returns:
+      A function of the model and the outputs; None where a call of Keras's is not one step.
+    """
+    if not hasattr(model, f"_{kind}_counter"):  # Keras 3
+        if getattr(model, "steps_per_execution", None) != 1:
+            return None
+        return _as_tensors
+    steps = model._steps_per_execution
+    one = steps is None or steps.numpy().item() == 1
+    if not one or model.autotune_steps_per_execution or model._cluster_coordinator:
+        return None
+    if model.jit_compile:
+        return None
+    return _count_training if kind == "train" else _count_testing
+
+
+def _count_training(model: Any, outputs: Any) -> Any:
+    model._train_counter.assign_add(1)
+    return outputs
+
+
+def _count_testing(model: Any, outputs: Any) -> Any:
+    model._test_counter.assign_add(1)
+    return outputs
+
+
+def _as_tensors(_: Any, outputs: Any) -> Any:
+    """What a step gives, as Keras 3 hands it to callbacks: numbers become tensors."""
+    if type(outputs) is dict and all(type(value) is EagerTensor for value in outputs.values()):
+        return dict(outputs)
+    return tf.experimental.Optional.from_value(outputs).get_value()

@@ -126,6 +126,32 @@ def delegated_in(pair: Pair, steps: int = 1) -> int:
     return pair.delegated - before
 
 
+class Distributed(Program):
+    """The step as Keras's `fit` runs it: by a strategy, which AutoGraph leaves alone."""
+
+    def step(self, x, y):
+        plain = super().step
+
+        @tf.autograph.experimental.do_not_convert
+        def run():
+            return tf.distribute.get_strategy().run(plain, args=(x, y))
+
+        return run()
+
+
+def test_the_calls_of_a_step_that_a_strategy_runs_are_delegated():
+    pair = Pair(Distributed)
+    pair.run(WARM)
+    assert delegated_in(pair, STEPS) == 5 * STEPS
+
+
+def test_a_model_that_holds_its_own_step_is_delegated(pair):
+    """What Terra counts in a step is no state of the model's."""
+    pair.ours.model.own_step = pair.stepped
+    pair.run(WARM)
+    assert delegated_in(pair) == 5
+
+
 def test_the_calls_of_a_keras_step_are_delegated(pair):
     # model, loss, gradient, optimizer, metric
     assert delegated_in(pair, STEPS) == 5 * STEPS

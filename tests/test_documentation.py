@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from dropin.scripts import python, terra_run
 
 import terra_tf as terra
 from terra_tf.dropin import roles
@@ -49,6 +50,24 @@ def test_readmes_python_is_python():
     assert len(blocks) >= 3
     for block in blocks:
         ast.parse(block)
+
+
+def test_readmes_program_runs_and_steps_as_it_says(tmp_path):
+    """The blocks before the pipeline's, one after the other, are one program that runs."""
+    blocks = re.findall(r"```python\n(.*?)```", README.split("## `pipeline`")[0], re.S)
+    first, *others = blocks
+    script = tmp_path / "train.py"
+    script.write_text(first)
+    outcomes = [run(script, folder=tmp_path) for run in (python, terra_run)]
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0].output.count("epoch") == 3
+    assert outcomes[0].code == 0
+    script.write_text("\n".join(blocks) + "\nprint(terra.stats().coexecuted)\n")
+    done = python(script, folder=tmp_path)
+    assert done.code == 0, done.errors
+    # Two epochs of `fit`, a loop of `iterate` and one of calls, each of 100 iterations.
+    assert int(done.output.split()[-1]) > 350
+    assert len(others) == 4
 
 
 def test_readmes_files_exist():

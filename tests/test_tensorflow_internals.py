@@ -5,6 +5,7 @@ core about tensors, tapes and conversions. The truth is TensorFlow's public API.
 """
 
 import contextlib
+import importlib
 import subprocess
 import sys
 import threading
@@ -805,6 +806,46 @@ def test_what_keras_makes_for_each_call_is_known():
     legacy = {"layer": None, "inputs": None, "build_graph": False, "call_context_args": {}}
     assert internals.call_context_keys(legacy) == ("layer", "build_graph", "call_context_args")
     assert internals.call_context_keys({}) is None
+
+
+def test_what_autograph_makes_for_each_call_is_known():
+    seen = []
+
+    @tf.autograph.experimental.do_not_convert
+    def looks():
+        seen.append(tf.__internal__.autograph.control_status_ctx())
+
+    looks()
+    looks()
+    assert seen[0] is not seen[1]
+    assert all(map(internals.is_made_anew, seen))
+    assert not internals.is_made_anew([])
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_what_keras_does_after_an_eager_step(library):
+    lib = importlib.import_module(library)
+    model = lib.Sequential([lib.Input((2,)), lib.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    after = internals.batch_function_of_keras(model, "train")
+    outputs = after(model, {"loss": tf.constant(1.0), "size": 3.0})
+    assert list(map(float, outputs.values())) == [1.0, 3.0]
+    assert tf.is_tensor(outputs["size"]) is (library == "keras")
+    if library == "tf_keras":
+        internals.batch_function_of_keras(model, "test")(model, {})
+        assert int(model._train_counter) == int(model._test_counter) == 1
+    model.compile("sgd", "mse", run_eagerly=True, steps_per_execution=2)
+    assert internals.batch_function_of_keras(model, "train") is None
+
+
+def test_functions_of_keras_2_that_may_be_delegated():
+    importlib.import_module("tf_keras")
+    found = {(kind.__name__, name) for kind, name, _ in internals.library_functions("tf_keras")}
+    assert {
+        ("Layer", "__call__"),
+        ("LossesContainer", "__call__"),
+        ("MetricsContainer", "update_state"),
+    } <= found
 
 
 def test_functions_of_keras_that_may_be_delegated():

@@ -130,9 +130,16 @@ class StateBuilder:
                     self.state.set_transient(number, name, child)
 
     def _visit_sequence(self, x: Any) -> None:
-        self._entry(self.state.add_sequence(x), x)
+        number = self._entry(self.state.add_sequence(x), x)
         self._listed.update(map(id, x))
-        self._queue += x
+        for position, item in enumerate(x):
+            child = None
+            if tensorflow_internals.is_made_anew(item):
+                child = self._attributes(item, transient=True)
+            if child is None:
+                self._queue.append(item)
+            else:
+                self.state.set_transient_item(number, position, child)
 
     def _follow(self, *values: Any) -> None:
         """Follows what no entry holds: a closure, a slot, what a proxy wraps."""

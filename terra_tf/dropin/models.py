@@ -30,16 +30,19 @@ CALLBACKS = {
 
 def _watch(trainer: type) -> None:
     for name in _MAKERS:
-        setattr(trainer, name, _accelerating(getattr(trainer, name)))
+        setattr(trainer, name, _accelerating(name, getattr(trainer, name)))
 
 
-def _accelerating(make: Any) -> Any:
+def _accelerating(name: str, make: Any) -> Any:
     @functools.wraps(make)
     def make_function(model: Any, *args: Any, **kwargs: Any) -> Any:
         if model.run_eagerly:
             from terra_tf import keras
 
+            accelerated = keras.is_accelerated(model)
             keras.accelerate(model)
+            if not accelerated and name in vars(model):
+                return getattr(model, name)(*args, **kwargs)  # which comes back here
         return make(model, *args, **kwargs)
 
     return make_function

@@ -221,6 +221,7 @@ void BindState(py::module_& m) {
       .def("set_transient", [](State& s, int parent, py::object key, int child) {
         s.SetTransient(parent, key.ptr(), child);
       })
+      .def("set_transient_item", &State::SetTransientItem)
       .def("holds", &State::Holds)
       .def("__len__", &State::size)
       .def("difference", [](State& s) {

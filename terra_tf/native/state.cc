@@ -178,6 +178,10 @@ void State::SetTransient(int parent, PyObject* key, int child) {
   }
 }
 
+void State::SetTransientItem(int parent, int position, int child) {
+  entries_[parent].transients.emplace_back(position, child);
+}
+
 bool State::Differs(PyObject* key) {
   Py_XINCREF(key);
   Py_XDECREF(differing_key_);
@@ -237,8 +241,15 @@ bool State::EntryHolds(Entry* entry) {
     case Kind::kSequence: {
       const Py_ssize_t size = PySequence_Fast_GET_SIZE(entry->object);
       if (size != static_cast<Py_ssize_t>(entry->values.size())) return Differs(nullptr);
+      auto transient = entry->transients.begin();
       for (Py_ssize_t i = 0; i < size; ++i) {
-        if (!entry->values[i].Is(PySequence_Fast_GET_ITEM(entry->object, i))) return Differs(nullptr);
+        PyObject* now = PySequence_Fast_GET_ITEM(entry->object, i);
+        if (transient != entry->transients.end() && transient->first == i) {
+          entries_[transient->second].object = now;
+          ++transient;
+        } else if (!entry->values[i].Is(now)) {
+          return Differs(nullptr);
+        }
       }
       return true;
     }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace terra {
@@ -52,6 +53,8 @@ class State {
   // The value of `key` in entry `parent` is the object of entry `child`, and may be made anew: then
   // its contents are compared.
   void SetTransient(int parent, PyObject* key, int child);
+  // The same for the item at `position` of the sequence `parent`.
+  void SetTransientItem(int parent, int position, int child);
 
   // Whether everything is as it was.
   bool Holds();
@@ -77,6 +80,7 @@ class State {
     uint64_t version = 0;
     std::vector<Item> items;       // of a dictionary
     std::vector<Same> values;      // of a sequence
+    std::vector<std::pair<int, int>> transients;  // position in it -> its entry
     PyObject* copy = nullptr;      // the bytes of an array (owned)
     bool transient = false;
   };

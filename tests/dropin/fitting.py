@@ -108,6 +108,9 @@ def train(make, accelerated, **compiled):
         trained = model.train_on_batch(X[:16], Y[:16, None])
         with contextlib.suppress(NotImplementedError):
             model.save_weights("/dev/shm/terra-fitting.weights.h5")
+    bar = io.StringIO()
+    with contextlib.redirect_stdout(bar):
+        model.fit(**data, epochs=2, verbose=1)  # Keras 2 numbers no single epoch
     terra.sync()
     coexecuted = terra.stats().coexecuted
     terra.stats().reset()
@@ -120,8 +123,20 @@ def train(make, accelerated, **compiled):
         "weights": [float(np.sum(w)) for w in model.get_weights()],
         "slots": [float(np.sum(v.numpy())) for v in _variables(model.optimizer)],
         "seen": getattr(model, "seen", None),
-        "printed": re.sub(r"\d+m?s\b(/\w+)?", "", printed.getvalue()),
+        "printed": _without_times(printed.getvalue()),
+        "bar": _finished_bars(bar.getvalue()),
     }, coexecuted
+
+
+def _without_times(text):
+    return re.sub(r"\d+[mu]?s\b(/\w+)?", "", text)
+
+
+def _finished_bars(text):
+    """What a progress bar shows last in each epoch; how often it is drawn depends on the clock."""
+    epochs = re.split(r"Epoch \d+/\d+", text)[1:]
+    shown = [re.split(r"[\r\x08\n]+", _without_times(epoch).strip())[-1] for epoch in epochs]
+    return [re.sub(r"\x1b\[[\d;]*m|\s+", " ", line) for line in shown]
 
 
 def _variables(optimizer):

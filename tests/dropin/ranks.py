@@ -11,6 +11,7 @@ The last line that a rank prints tells how its iterations ran.
 
 import random
 import sys
+import tempfile
 
 import horovod.tensorflow as hvd
 import keras
@@ -65,12 +66,20 @@ kind = sys.argv[1]
 if kind == "optimizer":
     import horovod.tensorflow.keras as hvd_keras
 
-    for module in (hvd, hvd_keras):
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    saved = f"{tempfile.mkdtemp()}/model.keras"
+    model.save(saved)
+    for make, argument in (
+        (hvd.DistributedOptimizer, model.optimizer),
+        (hvd_keras.DistributedOptimizer, model.optimizer),
+        (hvd_keras.PartialDistributedOptimizer, model.optimizer),
+        (hvd_keras.load_model, saved),
+    ):
         try:
-            module.DistributedOptimizer(keras.optimizers.SGD(0.1))
+            make(argument)
             print(f"rank {rank} got an optimizer", flush=True)
         except TypeError as error:
-            print(f"rank {rank} {type(error).__name__} {str(error)[:60]}", flush=True)
+            print(f"rank {rank} {type(error).__name__} {str(error)[:70]}", flush=True)
 elif kind == "function":
     import terra_tf as terra
 

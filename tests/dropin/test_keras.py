@@ -3,6 +3,8 @@
 The truth is the same model with `run_eagerly=True` and without Terra.
 """
 
+import contextlib
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import tensorflow as tf
 
 import terra_tf as terra
 from dropin.scripts import execute, python, terra_run, write
+from terra_tf.runners.retreat import Retreat
 
 pytestmark = pytest.mark.timeout(240)
 HERE = Path(__file__).resolve().parent
@@ -37,6 +40,8 @@ def test_all_that_fit_shows_is_eagers(legacy):
             assert accelerated[name][0][what] == value, (name, what)
         assert accelerated[name][1] > 20, name
     assert len(eager["plain"][0]["events"]) > 20
+    assert len(eager["plain"][0]["bar"]) == 2
+    assert all("loss: " in line for line in eager["plain"][0]["bar"])
 
 
 def test_command_line_needs_no_accelerate(tmp_path):
@@ -118,3 +123,104 @@ def test_counters_callback_writes_scalars(tmp_path):
         for value in event.summary.value
     ]
     assert tags.count("terra/coexecuted_share") == 2
+
+
+def _delegated_per_step(step, run, steps):
+    """How many library calls a step skips once it has been learned."""
+    run()
+    before = step.stats()
+    run()
+    after = step.stats()
+    assert after.coexecuted - before.coexecuted == steps
+    return (after.delegated_calls - before.delegated_calls) / steps
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_fit_skips_what_a_loop_of_ones_own_skips(library, monkeypatch):
+    """The truth is the same `train_step` in a loop without Keras's `fit` around it."""
+    monkeypatch.setattr(Retreat, "stay_eager", lambda self: False)
+    lib = importlib.import_module(library)
+    layers = [lib.layers.Dense(4, "relu"), lib.layers.BatchNormalization(), lib.layers.Dense(1)]
+    model = lib.Sequential([lib.Input((3,)), *layers])
+    model.compile(lib.optimizers.Adam(), "mse", metrics=["mae"], run_eagerly=True)
+    x = np.random.RandomState(0).rand(96, 3).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(8)
+    own = terra.function(model.train_step)
+
+    def loop():
+        for batch in data:
+            own(batch)
+
+    expected = _delegated_per_step(own, loop, 12)
+    assert expected >= 3
+    terra.keras.accelerate(model)
+
+    def fit():
+        model.fit(data, verbose=0, shuffle=False)
+
+    assert _delegated_per_step(model.train_step, fit, 12) == expected
+
+
+class Numbers(keras.Model):
+    """Steps that give Python numbers, which Keras hands to callbacks as tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return {"loss": tf.reduce_mean(self(x)), "size": int(x.shape[0]), "half": 0.5}
+
+
+class Types(keras.callbacks.Callback):
+    """Notes what callbacks get."""
+
+    def on_train_begin(self, logs=None):
+        self.found = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.found.append([(name, type(value), float(value)) for name, value in logs.items()])
+
+
+@pytest.mark.parametrize("per_execution", [1, 3])
+@pytest.mark.parametrize("distributed", [False, True])
+def test_callbacks_get_what_eager_gives(per_execution, distributed):
+    x = np.arange(90, dtype="float32").reshape(30, 3)
+    shown = []
+    for accelerated in (False, True):
+        keras.utils.set_random_seed(2)
+        device = tf.distribute.OneDeviceStrategy("/cpu:0")
+        with device.scope() if distributed else contextlib.nullcontext():
+            model = Numbers()
+            model.compile("sgd", run_eagerly=True, steps_per_execution=per_execution)
+        if accelerated:
+            terra.keras.accelerate(model)
+        types = Types()
+        history = model.fit(x, batch_size=4, epochs=2, verbose=0, callbacks=[types])
+        shown.append((types.found, history.history))
+    assert shown[0] == shown[1]
+
+
+def test_a_maker_of_the_models_own_is_left_alone():
+    """Who overrides how Keras makes its functions gets just that."""
+    made = []
+
+    class Own(keras.Sequential):
+        def make_train_function(self, force=False):
+            def train_function(iterator):
+                made.append(len(next(iterator)[0]))
+                return {"loss": tf.constant(1.0)}
+
+            self.train_function = train_function
+            return train_function
+
+    model = Own([keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    terra.keras.accelerate(model)
+    x = np.ones([12, 2], "float32")
+    model.fit(x, x[:, :1], batch_size=4, verbose=0)
+    assert made == [4, 4, 4]
