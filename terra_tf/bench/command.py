@@ -123,5 +123,5 @@ def _script(text: str) -> str:
 
 def _expected(result: process.ScriptRun) -> int | None:
     """How many iterations the next run may have: not those of loops that may be no steps."""
-    named = [starts for name, starts in result.steps.items() if not name.startswith(process.LOOP)]
-    return sum(map(len, named)) or None
+    named = [step for name, step in result.steps.items() if not name.startswith(process.LOOP)]
+    return sum(step.iterations for step in named) or None
