@@ -500,6 +500,10 @@ def is_made_anew(item: Any) -> bool:
     return type(item) is ag_ctx.ControlStatusCtx
 
 
+LAYERS_OF_CALLS = frozenset(("entry_layer", "layer"))
+"""What a call's context names the layer by whose call it is of."""
+
+
 def call_context_keys(value: Any) -> tuple[str, ...] | None:
     """For what Keras makes anew for each call of a layer: the keys that matter; else None."""
     kind = type(value)

@@ -169,8 +169,10 @@ class _Learning:
 
     def _watch_thread_locals(self) -> None:
         """Adds what the modules that ran keep for each thread."""
-        for module in self.watch.modules.values():
-            self._state.add(x for x in module.values() if isinstance(x, threading.local))
+        modules = self.watch.modules.values()
+        self._state.add(
+            x for module in modules for x in module.values() if isinstance(x, threading.local)
+        )
 
     def _tape_steps(self) -> list[tuple[int, int, Any]]:
         """What the call does to tapes: (before which of its nodes, action, variable)."""

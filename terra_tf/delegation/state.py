@@ -188,6 +188,8 @@ class StateBuilder:
             self._classes.add(type(x))
             self._entry(self.state.add_class(type(x)), type(x))
         for name, value in attributes.items():
+            if transient and name in tensorflow_internals.LAYERS_OF_CALLS:
+                continue  # which one it is matters, not how it is
             if not tensorflow_internals.is_bookkeeping(x, name):
                 self._child(number, name, value)
             elif isinstance(name, str):
@@ -206,7 +208,8 @@ class StateBuilder:
             for key in value:
                 if key not in kept:
                     self.state.ignore(child, key)
-            self._queue += [value[key] for key in kept if key in value]
+            followed = set(kept).intersection(value) - tensorflow_internals.LAYERS_OF_CALLS
+            self._queue += [value[key] for key in followed]
         else:
             child = self._attributes(value, transient=True)
         if child is not None:
