@@ -459,15 +459,36 @@ def is_immutable(kind: type) -> bool:
         return True
     if kind.__module__.partition(".")[0] == "terra_tf":  # the steps of an accelerated model
         return True
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    return name.startswith(("keras.", "tf_keras.")) and name.endswith(
-        (".Initializer", ".Tracker", ".History", ".KerasHistory")
+    # Initializers have done their work when a call makes no variables, which is never skipped.
+    return any(
+        base.__module__.startswith(("keras.", "tf_keras."))
+        and base.__qualname__ in _IMMUTABLE_IN_KERAS
+        for base in kind.__mro__
     )
+
+
+_IMMUTABLE_IN_KERAS = frozenset(
+    (
+        "Initializer",
+        "Node",
+        "SymbolicArguments",
+        "KerasTensor",
+        "Tracker",
+        "History",
+        "KerasHistory",
+    )
+)
+
+
+def has_no_more_than_items(kind: type) -> bool:
+    """Whether attributes of a container are not for users: a list's of Keras's tracking."""
+    return kind.__name__ == "TrackedList" and kind.__module__.startswith("keras.")
 
 
 _BOOKKEEPING_NAMES = """
     _inbound_nodes _outbound_nodes _keras_history
-    _tracker _initializer _initial_value _keras_api_names
+    _tracker _tracked _auto_config _build_shapes_dict _last_wrapped_list_snapshot
+    _initializer _initial_value _keras_api_names
     _compile_loss _compile_metrics _loss_tracker optimizer history stop_training
     _compile_config train_function test_function predict_function
     _compiled_trainable_state

@@ -178,7 +178,13 @@ def inside(thing: Any) -> dict[Any, Any]:
 def is_walked(thing: Any) -> bool:
     if isinstance(thing, (list, dict)):
         return True
-    return type(thing).__module__.split(".")[0] in ("keras", __name__) and not callable_alone(thing)
+    if callable_alone(thing) or type(thing).__name__ in MADE_ONCE:
+        return False
+    return type(thing).__module__.split(".")[0] in ("keras", __name__)
+
+
+# What a model's graph of layers was made of, which Keras has no way to change.
+MADE_ONCE = ("Node", "SymbolicArguments", "KerasTensor")
 
 
 def callable_alone(thing: Any) -> bool:

@@ -786,6 +786,10 @@ def test_what_a_thread_keeps_names_its_device():
 def test_objects_of_the_libraries_are_sorted():
     layer = keras.layers.Dense(2)
     assert internals.is_immutable(tf.DType) and internals.is_immutable(type(layer._tracker))
+    assert internals.is_immutable(keras.KerasTensor)
+    assert internals.is_immutable(keras.initializers.Zeros)
+    assert internals.has_no_more_than_items(type(layer._losses))
+    assert not internals.has_no_more_than_items(list)
     assert not internals.is_immutable(keras.layers.Dense)
     assert internals.is_bookkeeping(layer, "_tracker")
     assert not internals.is_bookkeeping(layer, "units")

@@ -56,6 +56,7 @@ class StateBuilder:
         self._listed: set[int] = set()  # ids of items of lists and tuples
         self._seen: set[int] = set()
         self._held: list[Any] = []  # keeps `_seen` true while it is filled
+        self._alone: set[int] = set()  # ids of objects that no entry keeps alive
         self._queue: list[Any] = []
 
     def add(self, roots: Iterable[Any]) -> None:
@@ -64,7 +65,9 @@ class StateBuilder:
         Raises:
           TooMuch: it cannot be watched.
         """
-        self._queue.extend(roots)
+        for root in roots:
+            self._alone.add(id(root))
+            self._queue.append(root)
         while self._queue:
             self._visit(self._queue.pop())
         self._compare_containers_by_contents()
@@ -96,7 +99,8 @@ class StateBuilder:
             self._queue += x.values()
         elif issubclass(kind, list):
             self._visit_sequence(x)
-            self._attributes(x)
+            if not tensorflow_internals.has_no_more_than_items(kind):
+                self._attributes(x)
         elif issubclass(kind, (set, frozenset)):
             self._entry(self.state.add_set(x), x)
         elif issubclass(kind, np.ndarray):
@@ -148,6 +152,7 @@ class StateBuilder:
                 weakref.ref(value)
             except TypeError:
                 self.state.keep(value)
+            self._alone.add(id(value))
             self._queue.append(value)
 
     def _visit_function(self, function: types.FunctionType) -> None:
@@ -182,7 +187,8 @@ class StateBuilder:
             attributes = vars(x)
         except TypeError:
             return None
-        number = self._entry(self.state.add_object(x, transient), x)
+        held = id(x) not in self._alone
+        number = self._entry(self.state.add_object(x, transient, held), x)
         self._parents.append((number, attributes))
         if type(x) not in self._classes:
             self._classes.add(type(x))

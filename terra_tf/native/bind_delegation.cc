@@ -207,8 +207,8 @@ void BindState(py::module_& m) {
   };
   py::class_<State, std::shared_ptr<State>>(m, "State")
       .def(py::init<>())
-      .def("add_object", [=](State& s, py::object x, bool transient) {
-        return check(s.AddObject(x.ptr(), transient));
+      .def("add_object", [=](State& s, py::object x, bool transient, bool held) {
+        return check(s.AddObject(x.ptr(), transient, held));
       })
       .def("add_local", [=](State& s, py::object x) { return check(s.AddLocal(x.ptr())); })
       .def("add_dict", [=](State& s, py::object x) { return check(s.AddDict(x.ptr())); })

@@ -94,16 +94,18 @@ void State::Snapshot(Entry* entry, PyObject* dict) {
   }
 }
 
-int State::AddObject(PyObject* object, bool transient) {
+int State::AddObject(PyObject* object, bool transient, bool held) {
   Entry entry{Kind::kObject, object};
   entry.transient = transient;
-  if (!transient && PyType_SUPPORTS_WEAKREFS(Py_TYPE(object))) {
+  if (!transient && !held && PyType_SUPPORTS_WEAKREFS(Py_TYPE(object))) {
     entry.weak = PyWeakref_NewRef(object, nullptr);
     PyErr_Clear();
   }
   entry.type = Py_TYPE(object);
   entry.dict = Attributes(object);
+  entry.slot = _PyObject_GetDictPtr(object);
   if (entry.dict != nullptr) Snapshot(&entry, entry.dict);
+  entry.is_simple = entry.dict != nullptr && entry.weak == nullptr && !transient;
   return Add(std::move(entry));
 }
 
@@ -217,6 +219,15 @@ bool State::DictHolds(Entry* entry, PyObject* dict) {
   return true;
 }
 
+// What most entries are told by, in a few nanoseconds; false says nothing.
+inline bool State::IsUntouched(const Entry& entry) {
+  if (entry.kind == Kind::kObject) {
+    return entry.is_simple && Py_TYPE(entry.object) == entry.type && *entry.slot == entry.dict &&
+           Version(entry.dict) == entry.version;
+  }
+  return entry.kind == Kind::kDict && Version(entry.object) == entry.version;
+}
+
 bool State::EntryHolds(Entry* entry) {
   switch (entry->kind) {
     case Kind::kObject: {
@@ -241,6 +252,7 @@ bool State::EntryHolds(Entry* entry) {
     case Kind::kSequence: {
       const Py_ssize_t size = PySequence_Fast_GET_SIZE(entry->object);
       if (size != static_cast<Py_ssize_t>(entry->values.size())) return Differs(nullptr);
+      if (size == 0) return true;
       auto transient = entry->transients.begin();
       for (Py_ssize_t i = 0; i < size; ++i) {
         PyObject* now = PySequence_Fast_GET_ITEM(entry->object, i);
@@ -284,8 +296,16 @@ bool State::EntryHolds(Entry* entry) {
 }
 
 bool State::Holds() {
+  // A large model's objects are all over the memory: most of the time would be waiting for it.
+  constexpr int kAhead = 6;
   const int size = entries_.size();
   for (int i = 0; i < size; ++i) {
+    if (i + kAhead < size) {
+      const Entry& later = entries_[i + kAhead];
+      __builtin_prefetch(later.object);
+      __builtin_prefetch(later.dict);
+    }
+    if (IsUntouched(entries_[i])) continue;
     if (EntryHolds(&entries_[i])) continue;
     differs_ = i;
     return false;

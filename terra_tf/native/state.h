@@ -39,7 +39,8 @@ class State {
  public:
   ~State();
   // Each returns the number of the entry. Null or false: a Python exception is set.
-  int AddObject(PyObject* object, bool transient);  // with its attributes
+  // An object with its attributes. `held`: an entry before it has to be as it was for it to be alive.
+  int AddObject(PyObject* object, bool transient, bool held);
   int AddLocal(PyObject* local);                    // a threading.local: this thread's attributes
   int AddDict(PyObject* dict);
   int AddSequence(PyObject* sequence);  // a list or tuple
@@ -77,15 +78,18 @@ class State {
     PyObject* weak = nullptr;  // for an object that no parent keeps alive (owned)
     PyTypeObject* type = nullptr;  // borrowed; an object of it comes before
     PyObject* dict = nullptr;      // borrowed: the attributes
+    PyObject** slot = nullptr;     // where the object has them
     uint64_t version = 0;
+    bool transient = false;
+    bool is_simple = false;        // an object that is told by its attributes' version
     std::vector<Item> items;       // of a dictionary
     std::vector<Same> values;      // of a sequence
     std::vector<std::pair<int, int>> transients;  // position in it -> its entry
     PyObject* copy = nullptr;      // the bytes of an array (owned)
-    bool transient = false;
   };
   int Add(Entry entry);
   void Snapshot(Entry* entry, PyObject* dict);
+  static bool IsUntouched(const Entry& entry);
   bool EntryHolds(Entry* entry);
   bool DictHolds(Entry* entry, PyObject* dict);
   bool Differs(PyObject* key);
