@@ -122,6 +122,5 @@ def _script(text: str) -> str:
 
 
 def _expected(result: process.ScriptRun) -> int | None:
-    """How many iterations the next run may have: not those of loops that may be no steps."""
-    named = [step for name, step in result.steps.items() if not name.startswith(process.LOOP)]
-    return sum(step.iterations for step in named) or None
+    """How many iterations the next run may have: not the turns of loops that may be no steps."""
+    return result.iterations - result.turns or None

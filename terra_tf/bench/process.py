@@ -20,6 +20,7 @@ from typing import Any
 
 from terra_tf.bench import channel
 from terra_tf.bench.timing import StepTimes
+from terra_tf.report import observers
 
 EAGER = "eager"
 TERRA = "Terra"
@@ -40,6 +41,7 @@ class ScriptRun:
         stderr: the last lines that it printed to stderr.
         steps: step name -> starts of its iterations.
         phases: "eager", "traced" or "coexecuted" -> how many iterations started so.
+        turns: how many of the eager ones were turns of loops that may be no iterations.
         stats: the fields of `terra_tf.stats()` at the end; None when they did not arrive.
         wall_seconds: from the start of the process to its end, or to now.
         exit_code: None while it runs; negative for a signal, as in `subprocess`.
@@ -50,6 +52,7 @@ class ScriptRun:
     stderr: deque[str] = field(default_factory=lambda: deque(maxlen=STDERR_LINES_KEPT))
     steps: dict[str, StepTimes] = field(default_factory=dict)
     phases: Counter[str] = field(default_factory=Counter)
+    turns: int = 0
     stats: dict[str, Any] | None = None
     wall_seconds: float = 0.0
     exit_code: int | None = None
@@ -74,7 +77,8 @@ class ScriptRun:
         """Takes in a message of the child."""
         for step_name, phase, start in message.get("iterations", ()):
             self.steps.setdefault(step_name, StepTimes()).starts.append(start)
-            self.phases[phase] += 1
+            self.turns += phase == observers.TURN
+            self.phases["eager" if phase == observers.TURN else phase] += 1
         self.stats = message.get("stats", self.stats)
 
 

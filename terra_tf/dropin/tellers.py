@@ -33,7 +33,7 @@ class Teller:
     def _tell(self, item: Any) -> Any:
         if self._left > 0:
             self._left -= 1
-            observers.notify(self._name, "eager")
+            observers.notify(self._name, observers.TURN)
         return item
 
     def turns(self) -> Iterator[tuple[()]]:

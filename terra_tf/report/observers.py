@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# Called as observer(step_name, mode), mode being "eager", "traced" or "coexecuted".
+# Called as observer(step_name, mode), mode being "eager", "traced", "coexecuted" or `TURN`.
 Observer = Callable[[str, str], None]
+
+TURN = "turn"
+"""Mode of an eager turn of a loop that Terra might take for iterations."""
 
 # The observers, in the order in which they were added. Changed in place, never replaced.
 active: list[Observer] = []

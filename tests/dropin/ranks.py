@@ -64,6 +64,7 @@ def show(turn, total, shared):
 
 kind = sys.argv[1]
 if kind == "optimizer":
+    import horovod.keras
     import horovod.tensorflow.keras as hvd_keras
 
     model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -72,7 +73,7 @@ if kind == "optimizer":
     for make, argument in (
         (hvd.DistributedOptimizer, model.optimizer),
         (hvd_keras.DistributedOptimizer, model.optimizer),
-        (hvd_keras.PartialDistributedOptimizer, model.optimizer),
+        (horovod.keras.PartialDistributedOptimizer, model.optimizer),
         (hvd_keras.load_model, saved),
     ):
         try:
