@@ -460,10 +460,8 @@ def is_immutable(kind: type) -> bool:
     if kind.__module__.partition(".")[0] == "terra_tf":  # the steps of an accelerated model
         return True
     # Initializers have done their work when a call makes no variables, which is never skipped.
-    return any(
-        base.__module__.startswith(("keras.", "tf_keras."))
-        and base.__qualname__ in _IMMUTABLE_IN_KERAS
-        for base in kind.__mro__
+    return kind.__module__.startswith(("keras.", "tf_keras.")) and any(
+        base.__qualname__ in _IMMUTABLE_IN_KERAS for base in kind.__mro__
     )
 
 
@@ -523,6 +521,9 @@ def is_made_anew(item: Any) -> bool:
 
 LAYERS_OF_CALLS = frozenset(("entry_layer", "layer"))
 """What a call's context names the layer by whose call it is of."""
+
+ASKED_OF_LAYERS_OF_CALLS = "_trainable"
+"""All that calls inside read of that layer: the contexts of Keras 2 say by it what is `frozen`."""
 
 
 def call_context_keys(value: Any) -> tuple[str, ...] | None:

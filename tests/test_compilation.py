@@ -227,9 +227,11 @@ def test_a_graph_that_fails_only_when_compiled_is_generated_without_xla(monkeypa
     eager_step, eager_weights = make_training()
     terra_step, terra_weights = make_training()
     step = terra.function(terra_step, xla=True)
-    for x, y in batches(10):
-        # The loss may have been fetched, as XLA rounds it, before the graph fails.
-        assert float(step(x, y)) == pytest.approx(float(eager_step(x, y)), rel=1e-6)
+    losses = [(float(step(x, y)), float(eager_step(x, y))) for x, y in batches(10)]
+    # That of the one iteration may have been fetched, as XLA rounds it, before the graph failed.
+    differing = [(ours, theirs) for ours, theirs in losses if ours != theirs]
+    assert len(differing) <= 1
+    assert all(ours == pytest.approx(theirs, rel=1e-6) for ours, theirs in differing)
     for ours, theirs in zip(terra_weights, eager_weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert step.stats().coexecuted >= 6

@@ -285,6 +285,29 @@ def test_a_changed_attribute_is_seen(model, optimizer):
     check(model, optimizer, 0.03)
 
 
+class Holder:
+    """Something with an attribute."""
+
+
+def test_of_the_layer_around_a_call_only_what_calls_inside_ask_for_matters():
+    layer, holder = keras.layers.Dense(2), Holder()
+    # As `tf_keras` keeps it while `layer` is called; `frozen` says whether it is trainable.
+    context = {"layer": layer, "inputs": None, "build_graph": False, "training": True}
+    holder.state = context
+    builder = StateBuilder()
+    builder.add([holder])
+    layer.units = 3
+    assert builder.state.holds(), builder.difference()
+    holder.state = dict(context, inputs=1)
+    assert builder.state.holds(), builder.difference()
+    layer.trainable = False
+    assert not builder.state.holds()
+    layer.trainable = True
+    assert builder.state.holds()
+    holder.state = dict(context, layer=keras.layers.Dense(2))
+    assert not builder.state.holds()
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("model", "optimizer"), PAIRS)

@@ -195,7 +195,8 @@ class StateBuilder:
             self._entry(self.state.add_class(type(x)), type(x))
         for name, value in attributes.items():
             if transient and name in tensorflow_internals.LAYERS_OF_CALLS:
-                continue  # which one it is matters, not how it is
+                self._layer_of_call(value)
+                continue
             if not tensorflow_internals.is_bookkeeping(x, name):
                 self._child(number, name, value)
             elif isinstance(name, str):
@@ -214,12 +215,24 @@ class StateBuilder:
             for key in value:
                 if key not in kept:
                     self.state.ignore(child, key)
-            followed = set(kept).intersection(value) - tensorflow_internals.LAYERS_OF_CALLS
-            self._queue += [value[key] for key in followed]
+            for key in set(kept).intersection(value):
+                if key in tensorflow_internals.LAYERS_OF_CALLS:
+                    self._layer_of_call(value[key])
+                else:
+                    self._queue.append(value[key])
         else:
             child = self._attributes(value, transient=True)
         if child is not None:
             self.state.set_transient(parent, name, child)
+
+    def _layer_of_call(self, layer: Any) -> None:
+        """Which one it is matters to calls inside of its own, and little of how it is."""
+        if layer is None:
+            return
+        number = self._entry(self.state.add_object(layer, False, False), layer)
+        for name in vars(layer):
+            if name != tensorflow_internals.ASKED_OF_LAYERS_OF_CALLS:
+                self.state.ignore(number, name)
 
     def reaches(self, x: Any) -> bool:
         """Whether an object is among what was found."""

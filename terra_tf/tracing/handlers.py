@@ -10,7 +10,6 @@ there is no source (standard input, `exec`), their code's table of exceptions te
 from __future__ import annotations
 
 import ast
-import collections
 import dataclasses
 import dis
 import functools
@@ -74,8 +73,10 @@ def _in_block(frame: FrameType, outside: int = 0) -> bool:
     handlers = _handlers(code)
     if handlers is None:
         return True
-    around = {h for start, _, at in code.co_lines() if at == outside for h in handlers[start]}
-    return not handlers[frame.f_lasti] <= around
+    none: frozenset[int] = frozenset()
+    loops = [start for start, _, at in code.co_lines() if at == outside]
+    around = none.union(*(handlers.get(start, none) for start in loops))
+    return not handlers.get(frame.f_lasti, none) <= around
 
 
 @functools.lru_cache(maxsize=256)
@@ -129,7 +130,7 @@ def _handlers(code: CodeType) -> dict[int, frozenset[int]] | None:
         # The others only clean up.
         if first.opname == "PUSH_EXC_INFO" and not harmless:
             counting.add(handler)
-    found: dict[int, frozenset[int]] = collections.defaultdict(frozenset)
+    found = {}
     for offset in innermost:
         handler, chain = innermost.get(offset), set()
         while handler is not None and handler not in chain:  # what is around it handles the rest
