@@ -707,6 +707,29 @@ def test_fallback_behind_an_op_in_place_that_may_take_what_was_skipped(tmp_path)
     assert how.stats.fallback_reasons == {"new-op": 1}
 
 
+@pytest.mark.timeout(60)
+def test_op_in_place_changes_what_was_read_before_it(tmp_path):
+    """Reads that Python does not wait for come before whatever an op in place writes."""
+
+    def make(_):
+        v, large = tf.Variable([1.0, 2.0]), tf.Variable(tf.zeros([5_000_000]))
+        large.scatter_add(tf.IndexedSlices(1.0, 0))  # from now on, each read makes a copy
+
+        def shift():
+            v.assign_add([0.5, 0.25])
+
+        def step(_):
+            first = tf.reduce_max(large)
+            read = v * 2.0  # the graph is busy with what comes before
+            tf.py_function(shift, [], [])
+            return first + read
+
+        return step, [v]
+
+    how = check(make, 40, tmp_path)
+    assert how.share(20) == 1
+
+
 def made_in_branches(_):
     """Variables that some iterations make in the step, none, one or two of them."""
     v = tf.Variable(1.0)

@@ -366,7 +366,10 @@ class GraphBuilder:
             self._effects.append(self._variables.commit(resource, self._gate))
         if self._fallible:
             tensorflow_internals.add_control_inputs(self._graph, self._gate, self._fallible)
-        with self._graph.control_dependencies([self._gate, *self._effects]):
+        before = [self._gate, *self._effects]
+        if number in self._plan.barrier.values():  # what runs in place next may change any variable
+            before += self._variables.reads()
+        with self._graph.control_dependencies(before):
             done = self._op("TerraSegmentDone", [self._iteration], slot=self._slots.done(number))
         self._ends.append(done)
 

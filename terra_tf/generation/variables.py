@@ -141,6 +141,10 @@ class Variables:
         """Variables whose symbolic value is not committed."""
         return [r for r in (self._known if among is None else among) if self._of(r).dirty]
 
+    def reads(self) -> list[tf.Operation]:
+        """Reads of what variables hold, which nothing that comes after may have changed by then."""
+        return [operation for variable in self._known.values() for operation in variable.reads]
+
     def forget(self, resumed: tf.Operation) -> None:
         """What runs in place may change any variable: nothing known before counts after it."""
         for resource in self._known:
