@@ -23,6 +23,22 @@ unsigned ClassVersion(PyTypeObject* type) {
   return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
 }
 
+const uint64_t kZero = 0;
+
+template <typename T>
+const uint64_t* Address(const T* place) {
+  static_assert(sizeof(T) == sizeof(uint64_t));
+  return reinterpret_cast<const uint64_t*>(place);
+}
+
+const uint64_t* AddressOfVersion(PyObject* dict) {
+  return Address(&reinterpret_cast<PyDictObject*>(dict)->ma_version_tag);
+}
+
+const uint64_t* AddressOfObject(PyObject* weak) {
+  return Address(&reinterpret_cast<PyWeakReference*>(weak)->wr_object);
+}
+
 bool IsPlain(PyObject* x) {
   return x == Py_None || PyBool_Check(x) || PyLong_CheckExact(x) || PyFloat_CheckExact(x) ||
          PyComplex_CheckExact(x) || PyUnicode_CheckExact(x) || PyBytes_CheckExact(x);
@@ -103,9 +119,7 @@ int State::AddObject(PyObject* object, bool transient, bool held) {
   }
   entry.type = Py_TYPE(object);
   entry.dict = Attributes(object);
-  entry.slot = _PyObject_GetDictPtr(object);
   if (entry.dict != nullptr) Snapshot(&entry, entry.dict);
-  entry.is_simple = entry.dict != nullptr && entry.weak == nullptr && !transient;
   return Add(std::move(entry));
 }
 
@@ -210,22 +224,13 @@ bool State::DictHolds(Entry* entry, PyObject* dict) {
                             ? PyList_Check(now) || PyTuple_Check(now)
                             : child.kind == Kind::kObject;
       if (!fits) return Differs(item.key);
-      child.object = now;
+      Repoint(&child, now);
     } else if (!item.ignored && !item.value.Is(now)) {
       return Differs(item.key);
     }
   }
   entry->version = version;
   return true;
-}
-
-// What most entries are told by, in a few nanoseconds; false says nothing.
-inline bool State::IsUntouched(const Entry& entry) {
-  if (entry.kind == Kind::kObject) {
-    return entry.is_simple && Py_TYPE(entry.object) == entry.type && *entry.slot == entry.dict &&
-           Version(entry.dict) == entry.version;
-  }
-  return entry.kind == Kind::kDict && Version(entry.object) == entry.version;
 }
 
 bool State::EntryHolds(Entry* entry) {
@@ -257,7 +262,7 @@ bool State::EntryHolds(Entry* entry) {
       for (Py_ssize_t i = 0; i < size; ++i) {
         PyObject* now = PySequence_Fast_GET_ITEM(entry->object, i);
         if (transient != entry->transients.end() && transient->first == i) {
-          entries_[transient->second].object = now;
+          Repoint(&entries_[transient->second], now);
           ++transient;
         } else if (!entry->values[i].Is(now)) {
           return Differs(nullptr);
@@ -295,23 +300,122 @@ bool State::EntryHolds(Entry* entry) {
   return false;
 }
 
-bool State::Holds() {
-  // A large model's objects are all over the memory: most of the time would be waiting for it.
-  constexpr int kAhead = 6;
-  const int size = entries_.size();
-  for (int i = 0; i < size; ++i) {
-    if (i + kAhead < size) {
-      const Entry& later = entries_[i + kAhead];
-      __builtin_prefetch(later.object);
-      __builtin_prefetch(later.dict);
+const State::Word State::kNever = {&kZero, 1};  // tells nothing: the entry is always asked
+const State::Word State::kAlways = {&kZero, 0};
+
+State::Word State::Now(const uint64_t* at) { return {at, *at}; }
+
+void State::NoteItem(const Same& value, PyObject* const* at, std::vector<Word>* words) const {
+  words->push_back(Now(Address(at)));
+  // Another object may have come to be where one was. A version is never given twice, and plain
+  // values are kept; of anything else, a weak reference knows.
+  if (value.weak() != nullptr && versioned_.count(*at) == 0) {
+    words->push_back(Now(AddressOfObject(value.weak())));
+  }
+}
+
+void State::NoteWords(const Entry& entry, std::vector<Word>* words) const {
+  PyObject* x = entry.object;
+  switch (entry.kind) {
+    case Kind::kObject: {
+      if (entry.weak != nullptr) words->push_back(Now(AddressOfObject(entry.weak)));
+      words->push_back(Now(Address(&x->ob_type)));
+      PyObject** dict = _PyObject_GetDictPtr(x);
+      if (dict == nullptr) return;
+      words->push_back(Now(Address(dict)));
+      if (*dict != nullptr) words->push_back({AddressOfVersion(*dict), entry.version});
+      return;
     }
-    if (IsUntouched(entries_[i])) continue;
-    if (EntryHolds(&entries_[i])) continue;
-    differs_ = i;
-    return false;
+    case Kind::kDict:
+      return words->push_back({AddressOfVersion(x), entry.version});
+    case Kind::kSequence: {
+      words->push_back(Now(Address(&reinterpret_cast<PyVarObject*>(x)->ob_size)));
+      if (entry.values.empty()) return;
+      if (PyList_Check(x)) {
+        words->push_back(Now(Address(&reinterpret_cast<PyListObject*>(x)->ob_item)));
+      }
+      for (size_t i = 0; i < entry.values.size(); ++i) {
+        NoteItem(entry.values[i], PySequence_Fast_ITEMS(x) + i, words);
+      }
+      return;
+    }
+    case Kind::kSet: {
+      const auto* set = reinterpret_cast<PySetObject*>(x);
+      words->push_back(Now(Address(&set->used)));
+      if (entry.values.empty()) return;
+      words->push_back(Now(Address(&set->mask)));
+      words->push_back(Now(Address(&set->table)));
+      for (const Same& value : entry.values) {
+        const setentry* at = set->table;
+        while (at <= set->table + set->mask && !(at->key != nullptr && value.Is(at->key))) ++at;
+        if (at > set->table + set->mask) return words->push_back(kNever);
+        NoteItem(value, &at->key, words);
+      }
+      return;
+    }
+    case Kind::kLocal:
+    case Kind::kClass:
+    case Kind::kArray:
+      return words->push_back(kNever);
+  }
+}
+
+// Asks every entry, parents first, before its words are noted: what is gone is not touched.
+bool State::HoldsAtFirst() {
+  for (const Entry& entry : entries_) {
+    if (entry.kind == Kind::kObject && entry.dict != nullptr && !entry.transient) {
+      versioned_.insert(entry.object);
+    }
+  }
+  std::vector<Word> words;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (!EntryHolds(&entries_[i])) {
+      differs_ = i;
+      return false;
+    }
+    entries_[i].first_word = words.size();
+    NoteWords(entries_[i], &words);
+    word_of_.resize(words.size(), i);
+  }
+  words_ = std::move(words);
+  differs_ = -1;
+  return true;
+}
+
+// A child that may be made anew is where its parent says now: its words are of another object.
+void State::Repoint(Entry* child, PyObject* object) {
+  if (child->object == object) return;
+  child->object = object;
+  if (!words_.empty()) words_[child->first_word] = kNever;
+}
+
+bool State::Holds() {
+  if (words_.empty()) return HoldsAtFirst();
+  const size_t size = words_.size();
+  for (size_t i = 0; i < size; ++i) {
+    if (*words_[i].at == words_[i].is) continue;
+    const int number = word_of_[i];
+    if (!EntryHolds(&entries_[number])) {
+      differs_ = number;
+      return false;
+    }
+    i = NoteWordsAgain(number) - 1;
   }
   differs_ = -1;
   return true;
+}
+
+// Returns the first word of the next entry.
+size_t State::NoteWordsAgain(int number) {
+  std::vector<Word> words;
+  NoteWords(entries_[number], &words);
+  const size_t first = entries_[number].first_word;
+  size_t end = first;
+  for (; end < words_.size() && word_of_[end] == number; ++end) {
+    words_[end] = end - first < words.size() ? words[end - first] : kAlways;
+  }
+  if (words.size() > end - first) words_[first] = kNever;  // more than there is room for
+  return end;
 }
 
 }  // namespace terra
