@@ -9,10 +9,12 @@ shows at once which one it broke.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,8 +29,8 @@ from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import meta_graph, op_def_library, op_def_registry, ops
 from tensorflow.python.grappler import tf_optimizer
-from tensorflow.python.ops import resource_variable_ops
-from tensorflow.python.util import pywrap_xla_ops
+from tensorflow.python.ops import resource_variable_ops, weak_tensor_ops
+from tensorflow.python.util import pywrap_xla_ops, traceback_utils
 
 ENTRY_POINTS = ("TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable")
 """The functions of `pywrap_tfe` through which Python executes eager ops."""
@@ -561,6 +563,64 @@ def library_functions(library: str) -> list[tuple[type, str, int]]:
         found.append((containers.LossesContainer, "__call__", -1))
         found.append((containers.MetricsContainer, "update_state", -1))
     return found
+
+
+# Functions around ops that never look at the values of the tensors that they are given.
+_LOOK_AT_NO_VALUE = frozenset(
+    """
+    __getitem__ __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__
+    __rpow__ __matmul__ __rmatmul__ __neg__ __abs__ __floordiv__ __rfloordiv__ __mod__ __rmod__
+    abs add cast concat cos divide exp expand_dims gelu log log_sigmoid matmul maximum minimum
+    multiply negative one_hot pow relu relu6 rsqrt sigmoid sign sin softmax softplus sqrt square
+    squared_difference stack subtract tanh transpose
+    """.split()
+)
+
+
+def op_functions() -> Iterator[tuple[str, types.CellType, bool]]:
+    """TensorFlow's public functions and operators around ops.
+
+    The outermost function of each only looks after tracebacks or weak types, and calls the one in
+    a cell of its closure: whoever replaces what is in the cell leaves the function itself, which
+    the user's program may have imported, as it is.
+
+    Yields:
+      (name, the cell, whether the function is known not to look at the values of tensors).
+    """
+    outermost = {
+        traceback_utils.filter_traceback(print).__code__: "fn",
+        weak_tensor_ops.weak_tensor_unary_op_wrapper(abs).__code__: "op",
+        weak_tensor_ops.weak_tensor_binary_op_wrapper(pow).__code__: "op",
+    }
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("tensorflow._api.v2.") and ".compat." not in name
+    ]
+    seen: set[int] = set()
+    for owner in (tf.Tensor, tf, *modules):
+        for name, function in list(vars(owner).items()):
+            variable = outermost.get(getattr(function, "__code__", None))
+            if variable is None:
+                continue
+            code = function.__code__
+            cell = function.__closure__[code.co_freevars.index(variable)]
+            if id(cell) not in seen:
+                seen.add(id(cell))
+                yield name, cell, name in _LOOK_AT_NO_VALUE
+
+
+def modules_of_ops() -> list[dict[str, Any]]:
+    """The globals of the modules that functions around ops are made of."""
+    names = """
+        framework.ops framework.constant_op framework.dtypes framework.tensor
+        framework.tensor_conversion framework.tensor_conversion_registry
+        framework.override_binary_operator eager.execute ops.weak_tensor_ops
+        ops.tensor_getitem_override ops.tensor_math_operator_overrides ops.array_ops ops.math_ops
+        ops.nn_ops ops.nn_impl ops.gen_array_ops ops.gen_math_ops ops.gen_nn_ops util.dispatch
+        util.traceback_utils
+    """.split()
+    return [vars(importlib.import_module(f"tensorflow.python.{name}")) for name in names]
 
 
 def _with_subclasses(kind: type) -> list[type]:

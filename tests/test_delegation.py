@@ -417,3 +417,20 @@ def test_arguments_that_cannot_be_described_are_passed_on():
 
     pair = Pair(Arrays)
     pair.run(STEPS)
+
+
+def test_a_small_tensor_from_outside_is_not_taken_for_the_one_from_before():
+    """Graphs have small tensors that never change as constants."""
+    multiply = keras.layers.Multiply()
+    scale = [tf.constant([2.0, 3.0])]
+
+    def step(x):
+        return multiply([tf.sin(x), scale[0]])
+
+    co_executed = terra.function(step)
+    for turn in range(12):
+        if turn == 8:
+            assert co_executed.stats().delegated_calls > 0
+            scale[0] = tf.constant([5.0, 7.0])
+        x = tf.constant([float(turn), 2.0])
+        assert np.array_equal(co_executed(x), step(x)), turn

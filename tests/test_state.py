@@ -163,3 +163,14 @@ def test_an_object_in_the_place_of_another_is_told_from_it():
             again += id(next(iter(holder.items))) == before
             assert not state.holds()
         assert again > 0
+
+
+def test_what_is_added_later_is_watched_too():
+    first, second = Thing(), Thing()
+    builder = StateBuilder()
+    builder.add([first])
+    assert builder.state.holds()
+    builder.add([second])
+    assert builder.state.holds()
+    second.value = 1
+    assert not builder.state.holds()

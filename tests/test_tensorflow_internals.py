@@ -735,6 +735,28 @@ def test_functions_that_change_tapes_are_there():
     assert sorted(set(hooked)) == list(range(9))
 
 
+def test_functions_around_ops_call_what_is_in_a_cell():
+    found = list(internals.op_functions())
+    names = {name for name, _, _ in found}
+    assert {"matmul", "reduce_sum", "__add__", "__getitem__", "relu6", "stack"} <= names
+    assert len({id(cell) for _, cell, _ in found}) == len(found) > 300
+    cells = [cell for name, cell, _ in found if name == "matmul"]
+    originals = [cell.cell_contents for cell in cells]
+    try:
+        for cell in cells:
+            cell.cell_contents = lambda *_, **__: "called"
+        assert tf.matmul(1, 2) == tf.linalg.matmul(1, 2) == "called"
+    finally:
+        for cell, original in zip(cells, originals, strict=True):
+            cell.cell_contents = original
+
+
+def test_modules_that_ops_are_made_of_are_there():
+    modules = internals.modules_of_ops()
+    assert any("matmul" in module for module in modules)
+    assert all("__name__" in module for module in modules)
+
+
 def test_a_tape_and_what_gradient_does_to_it():
     x = tf.Variable(2.0)
     with tf.GradientTape() as tape:

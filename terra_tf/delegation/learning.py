@@ -143,7 +143,7 @@ class _Learning:
         spec = {
             "arguments": self._patterns,
             "keywords": self._keywords,
-            "leaves": len(self._arguments.leaves),
+            "leaves": self._arguments.leaves,
             "aliases": self._aliases(),
             "state": self._state.state,
             "nodes": nodes,

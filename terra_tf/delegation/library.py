@@ -1,7 +1,8 @@
 """Puts stand-ins in the place of library functions whose calls may be delegated.
 
 A library's functions are replaced on its classes once it has been imported, so that a program that
-never uses `tf_keras` does not pay for it.
+never uses `tf_keras` does not pay for it. TensorFlow's own functions around ops stay what they are
+and call a stand-in.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from terra_tf import native, tensorflow_internals
 from terra_tf.delegation.learning import LibraryFunction, learn
+from terra_tf.delegation.state import StateBuilder
 
 _LIBRARIES = ("keras", "tf_keras")
 _done: set[str] = set()
@@ -28,6 +30,12 @@ def stand_in_for_libraries() -> None:
             "tf.GradientTape.gradient", True, tensorflow_internals.gradient_ends
         )
         _replace(tf.GradientTape, "gradient", gradient, tensorflow_internals.gradient_begins)
+        for module in tensorflow_internals.modules_of_ops():
+            native.core.watch_module(module)
+        for _, cell, looks_at_none in tensorflow_internals.op_functions():
+            cell.cell_contents = native.core.OpFunction(
+                cell.cell_contents, _thread_state, looks_at_none
+            )
     for library in _LIBRARIES:
         if library in sys.modules and library not in _done:
             _done.add(library)
@@ -44,3 +52,9 @@ def _replace(
         original, functools.partial(learn, function, original), before, listed
     )
     setattr(kind, name, hook)
+
+
+def _thread_state() -> Any:
+    builder = StateBuilder()
+    builder.add(tensorflow_internals.thread_state())
+    return builder.state

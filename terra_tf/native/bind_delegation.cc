@@ -101,21 +101,6 @@ Recipe ReadRecipe(py::handle object) {
   return recipe;
 }
 
-// The argument of one of the nodes that is carried by a feed.
-const Arg* FindArg(const std::vector<Arg>& args, int feed) {
-  for (const Arg& arg : args) {
-    if (arg.kind == ArgKind::kList) {
-      if (const Arg* found = FindArg(arg.items, feed)) return found;
-    } else if (arg.kind == ArgKind::kOutput) {
-      if (arg.feed == feed) return &arg;
-    } else if (arg.index == feed && (arg.kind == ArgKind::kFeed || arg.kind == ArgKind::kPythonFeed ||
-                                     arg.kind == ArgKind::kSelect)) {
-      return &arg;
-    }
-  }
-  return nullptr;
-}
-
 // Feeds of each of some nodes: [(position among the nodes, feed)], each feed once.
 std::vector<std::pair<int, int>> FeedsOf(const Walk& walk, const std::vector<int>& nodes) {
   std::vector<std::pair<int, int>> found;
@@ -142,7 +127,7 @@ CallFeed ReadFeed(const Program& program, const std::vector<int>& nodes, py::han
     feed.source = source == "leaf" ? CallFeed::Source::kLeaf : CallFeed::Source::kOutput;
     feed.index = spec[3].cast<int>();
   }
-  feed.arg = FindArg(program.nodes[nodes[feed.at]].args, feed.feed);
+  feed.arg = FindFeed(program.nodes[nodes[feed.at]].args, feed.feed);
   if (feed.arg == nullptr) throw py::value_error("no such feed among the nodes' arguments");
   return feed;
 }
@@ -155,7 +140,9 @@ void Learn(Walk& walk, int cursor, py::object function, py::dict spec) {
     call->keywords.emplace_back(py::reinterpret_borrow<py::object>(named[0]), ReadPattern(named[1]));
   }
   call->taped = spec["taped"].cast<bool>();
-  call->leaves = spec["leaves"].cast<int>();
+  std::vector<PyObject*> leaves;
+  for (py::handle leaf : spec["leaves"]) leaves.push_back(leaf.ptr());
+  call->leaves = leaves.size();
   call->aliases = spec["aliases"].cast<std::vector<int>>();
   call->state = spec["state"].cast<std::shared_ptr<State>>();
   call->nodes = spec["nodes"].cast<std::vector<int>>();
@@ -180,23 +167,9 @@ void Learn(Walk& walk, int cursor, py::object function, py::dict spec) {
     call->tape_sizes.assign(walk.sizes().begin() + start, walk.sizes().begin() + start + size);
     call->tape.resize(spec["tape_events"].cast<size_t>());
   }
-  for (int k : call->nodes) {
-    const Node& node = walk.program->nodes[k];
-    if (node.shape_value == ShapeValue::kNone) continue;
-    for (int o = node.first_output; o < node.first_output + node.num_outputs; ++o) {
-      PyObject* value = walk.value(o);
-      if (value == nullptr || AsPlaceholder(value) != nullptr) continue;
-      // Another tensor with the same handle, so that the program's own may die.
-      call->shape_values.emplace_back(
-          o, py::reinterpret_steal<py::object>(
-                 EagerTensorFromHandle(RefHandle(EagerTensor_Handle(value)), false)));
-    }
-  }
   if (!spec["after"].is_none()) call->after = py::reinterpret_borrow<py::object>(spec["after"]);
   call->result = ReadRecipe(spec["result"]);
-  for (int k : call->nodes) {
-    if (walk.program->nodes[k].shapes != nullptr) call->dynamic = true;
-  }
+  walk.Complete(call.get(), leaves);
   walk.Learned(cursor, function.ptr(), std::move(call), false);
 }
 
@@ -237,6 +210,8 @@ void BindDelegation(py::module_& m) {
   BindState(m);
   m.attr("LibraryCall") =
       py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(LibraryCallType()));
+  m.attr("OpFunction") =
+      py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(OpFunctionType()));
   m.attr("TapeHook") =
       py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(TapeHookType()));
   m.def("watch_module", [](py::dict module) { WatchModule(module.ptr()); });
@@ -252,14 +227,7 @@ void BindDelegation(py::module_& m) {
       .def("not_learned", [](Walk& w, int cursor, py::object function, bool hopeless) {
         w.Learned(cursor, function.ptr(), nullptr, hopeless);
       })
-      .def("own_output", [](Walk& w, py::object tensor) {
-        Placeholder* placeholder = AsPlaceholder(tensor.ptr());
-        if (placeholder != nullptr && placeholder->iteration == w.iteration) return placeholder->output;
-        for (size_t i = 0; i < w.program->outputs->size(); ++i) {
-          if (w.value(i) == tensor.ptr()) return static_cast<int>(i);
-        }
-        return -1;
-      })
+      .def("own_output", [](Walk& w, py::object tensor) { return w.OwnOutput(tensor.ptr()); })
       .def("feed_of", [](Walk& w, py::object tensor) {
         for (size_t i = 0; i < w.feeds().size(); ++i) {
           if (w.feeds()[i] == tensor.ptr()) return static_cast<int>(i);
@@ -284,7 +252,7 @@ void BindDelegation(py::module_& m) {
         return false;
       })
       .def("is_number", [](Walk& w, int k, int feed) {
-        const Arg* arg = FindArg(w.program->nodes[k].args, feed);
+        const Arg* arg = FindFeed(w.program->nodes[k].args, feed);
         return arg != nullptr && arg->kind == ArgKind::kPythonFeed;
       })
       .def("variable_at", [](Walk&, long long about) {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "delegation.h"
+#include "guards.h"
 #include "library.h"
 #include "session.h"
 #include "tape.h"
@@ -244,6 +245,13 @@ bool Walk::FitsPattern(const Pattern& pattern, PyObject* x, std::vector<PyObject
       }
       return true;
     }
+    case Pattern::Kind::kSlice: {
+      if (!PySlice_Check(x)) return false;
+      const auto* slice = reinterpret_cast<PySliceObject*>(x);
+      return FitsPattern(pattern.items[0], slice->start, leaves, call) &&
+             FitsPattern(pattern.items[1], slice->stop, leaves, call) &&
+             FitsPattern(pattern.items[2], slice->step, leaves, call);
+    }
     case Pattern::Kind::kTape: {
       PyObject* tape = PyObject_GetAttrString(x, "_tape");  // TensorFlow's wrapper has it
       if (tape == nullptr) {
@@ -281,7 +289,11 @@ bool Walk::FitsCall(const DelegatedCall& call, PyObject* const* args, Py_ssize_t
   for (int feed : call.needs_feeds) {
     if (feeds_[feed] == nullptr) return false;
   }
-  if (!call.state->Holds()) return false;
+  for (const auto& [leaf, arg] : call.constants) {
+    if (AsPlaceholder((*leaves)[leaf]) != nullptr || !SameContent(*arg, (*leaves)[leaf])) return false;
+  }
+  if (call.ambient != nullptr && !call.ambient->Holds()) return false;
+  if (call.state != nullptr && !call.state->Holds()) return false;
   // Last, because it binds.
   as_before_ = false;
   for (const CallFeed& feed : call.feeds) {
@@ -515,7 +527,7 @@ bool Walk::Delegate(PyObject* function, PyObject* const* args, Py_ssize_t count,
 }
 
 bool Walk::WantsToLearn(PyObject* function) {
-  constexpr size_t kMostPlaces = 8;
+  constexpr size_t kMostPlaces = 16;  // calls in calls that begin with the same op
   if (!LibraryMayDelegate()) return false;
   DelegationPlace* place = Place(function);
   if (place == nullptr) {
@@ -528,6 +540,59 @@ bool Walk::WantsToLearn(PyObject* function) {
   if (place->rest <= 0) return true;
   --place->rest;
   return false;
+}
+
+const Arg* FindFeed(const std::vector<Arg>& args, int feed) {
+  for (const Arg& arg : args) {
+    if (arg.kind == ArgKind::kList) {
+      if (const Arg* found = FindFeed(arg.items, feed)) return found;
+    } else if (arg.kind == ArgKind::kOutput) {
+      if (arg.feed == feed) return &arg;
+    } else if (arg.index == feed && (arg.kind == ArgKind::kFeed || arg.kind == ArgKind::kPythonFeed ||
+                                     arg.kind == ArgKind::kSelect)) {
+      return &arg;
+    }
+  }
+  return nullptr;
+}
+
+namespace {
+
+void NoteConstants(const std::vector<Arg>& args, const std::vector<PyObject*>& leaves,
+                   DelegatedCall* call) {
+  for (const Arg& arg : args) {
+    NoteConstants(arg.items, leaves, call);
+    if (arg.kind != ArgKind::kConstant) continue;
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      if (AsPlaceholder(leaves[i]) != nullptr || !SameContent(arg, leaves[i])) continue;
+      call->constants.emplace_back(i, &arg);
+    }
+  }
+}
+
+}  // namespace
+
+int Walk::OwnOutput(PyObject* tensor) const {
+  Placeholder* placeholder = AsPlaceholder(tensor);
+  if (placeholder != nullptr && placeholder->iteration == iteration) return placeholder->output;
+  const auto value = std::find(values_.begin(), values_.end(), tensor);
+  return value == values_.end() ? -1 : value - values_.begin();
+}
+
+void Walk::Complete(DelegatedCall* call, const std::vector<PyObject*>& leaves) const {
+  for (int k : call->nodes) {
+    const Node& node = program->nodes[k];
+    NoteConstants(node.args, leaves, call);
+    if (node.shapes != nullptr) call->dynamic = true;
+    if (node.shape_value == ShapeValue::kNone) continue;
+    for (int o = node.first_output; o < node.first_output + node.num_outputs; ++o) {
+      if (values_[o] == nullptr || AsPlaceholder(values_[o]) != nullptr) continue;
+      // Another tensor with the same handle, so that the program's own may die.
+      TFE_TensorHandle* handle = RefHandle(EagerTensor_Handle(values_[o]));
+      call->shape_values.emplace_back(o, pybind11::reinterpret_steal<pybind11::object>(
+                                             EagerTensorFromHandle(handle, false)));
+    }
+  }
 }
 
 void Walk::Learned(int cursor, PyObject* function, std::unique_ptr<DelegatedCall> call, bool hopeless) {

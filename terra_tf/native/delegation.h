@@ -21,6 +21,7 @@ namespace terra {
 
 struct Arg;
 struct Program;
+class Walk;
 
 // What an argument has to be like.
 struct Pattern {
@@ -31,6 +32,7 @@ struct Pattern {
     kMapping,   // a dict: the same keys in the same order
     kInstance,  // an object of a class, with attributes of its own
     kTape,      // the tape that was the walk's tape number `index`
+    kSlice,     // a slice: start, stop and step are its `items`
   };
   enum class Source { kAny, kOutput, kFeed };  // of a tensor
   Kind kind = Kind::kValue;
@@ -80,7 +82,9 @@ struct DelegatedCall {
   bool taped = false;  // a tape was active
   int leaves = 0;
   std::vector<int> aliases;  // per leaf: the first leaf that is the same tensor
-  std::shared_ptr<State> state;
+  std::vector<std::pair<int, const Arg*>> constants;  // leaf -> what the graph has in its place
+  std::shared_ptr<State> state;    // null: it depends on nothing but its arguments
+  std::shared_ptr<State> ambient;  // what eager execution keeps for the thread; null: part of `state`
   std::vector<int> nodes;           // in order
   std::vector<int> needs_feeds;     // that have to be there before
   std::vector<CallFeed> feeds;             // known when the call begins
@@ -104,10 +108,46 @@ struct DelegationPlace {
   int64_t rest = 0;  // iterations that learning is left off
 };
 
-// The type of the objects that stand in for library functions:
-// LibraryCall(original, learn, before, listed). `before(*args)` is called first inside a walk;
+// A call of a function around ops that is being learned (op_call.cc).
+class OpCall {
+ public:
+  // `ambient` makes a State of what eager execution keeps for the thread.
+  OpCall(Walk* walk, PyObject* ambient);
+  // Before the call: notes the arguments; false if there is one of a kind that is not learned.
+  // `looks_at_none`: the function is known not to look at the values of tensors.
+  bool Describe(PyObject* const* args, Py_ssize_t count, PyObject* names, bool looks_at_none);
+  // After it: what is known of it then, or null.
+  std::unique_ptr<DelegatedCall> Finish(PyObject* result);
+
+ private:
+  bool Describe(PyObject* x, Pattern* pattern);
+  bool DescribeTensor(PyObject* x, Pattern* pattern);
+  bool DescribeVariable(PyObject* x);
+  bool Describe(PyObject* result, Recipe* recipe);
+  bool DescribeFeeds();
+  bool DescribeTape();
+
+  Walk* walk_;
+  std::unique_ptr<DelegatedCall> call_;
+  std::vector<PyObject*> leaves_;  // borrowed from the call's arguments
+  std::vector<char> bound_;        // per feed: there before the call
+  size_t start_, events_;
+  int64_t looks_;
+  bool looks_at_none_ = false;
+};
+
+// The State of the calling thread's eager execution; made anew where it has changed.
+std::shared_ptr<State> AmbientState(PyObject* ambient);
+
+// The argument among some that is carried by a feed, or null.
+const Arg* FindFeed(const std::vector<Arg>& args, int feed);
+
+// The types of the objects that stand in for library functions.
+// LibraryCall(original, learn, before, listed): `before(*args)` is called first inside a walk;
 // argument number `listed`, if it is an iterator, becomes a list; `learn(self, args, keywords)` makes
 // the call and learns it.
 PyTypeObject* LibraryCallType();
+// OpFunction(original, ambient, looks_at_none): a function around ops, see OpCall.
+PyTypeObject* OpFunctionType();
 
 }  // namespace terra

@@ -42,6 +42,40 @@ PyObject* Learn(LibraryCall* hook, PyObject* const* args, Py_ssize_t count, PyOb
   return result;
 }
 
+struct OpFunction {
+  PyObject_HEAD;
+  vectorcallfunc vectorcall;
+  PyObject* original;
+  PyObject* ambient;
+  int looks_at_none;
+};
+
+PyObject* CallAndLearn(OpFunction* function, PyObject* const* args, size_t nargsf, PyObject* names) {
+  Walk* walk = CurrentSession().walk;
+  const int cursor = walk->cursor();
+  OpCall call(walk, function->ambient);
+  const bool known = call.Describe(args, PyVectorcall_NARGS(nargsf), names, function->looks_at_none);
+  PyObject* result = PyObject_Vectorcall(function->original, args, nargsf, names);
+  const Session& session = CurrentSession();
+  if (result == nullptr || session.walk != walk || session.mode != Mode::kWalk) return result;
+  walk->Learned(cursor, reinterpret_cast<PyObject*>(function),
+                known ? call.Finish(result) : nullptr, false);
+  return result;
+}
+
+PyObject* CallOp(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names) {
+  OpFunction* function = reinterpret_cast<OpFunction*>(self);
+  const Session& session = CurrentSession();
+  if (session.mode != Mode::kWalk || session.suspended > 0 || session.learning > 0 || IsWatched()) {
+    return PyObject_Vectorcall(function->original, args, nargsf, names);
+  }
+  Walk* walk = session.walk;
+  PyObject* result = nullptr;
+  if (walk->Delegate(self, args, PyVectorcall_NARGS(nargsf), names, &result)) return result;
+  if (walk->WantsToLearn(self)) return CallAndLearn(function, args, nargsf, names);
+  return PyObject_Vectorcall(function->original, args, nargsf, names);
+}
+
 PyObject* CallInWalk(LibraryCall* hook, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Session& session = CurrentSession();
   PyObject* self = reinterpret_cast<PyObject*>(hook);
@@ -130,6 +164,25 @@ PyGetSetDef g_getset[] = {{"__doc__", Original, nullptr, nullptr, g_doc},
 
 PyTypeObject g_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
+int InitOpFunction(PyObject* self, PyObject* args, PyObject*) {
+  OpFunction* function = reinterpret_cast<OpFunction*>(self);
+  if (!PyArg_ParseTuple(args, "OOp", &function->original, &function->ambient,
+                        &function->looks_at_none)) {
+    return -1;
+  }
+  Py_INCREF(function->original);
+  Py_INCREF(function->ambient);
+  function->vectorcall = CallOp;
+  return 0;
+}
+
+PyMemberDef g_op_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(OpFunction, vectorcall), READONLY, nullptr},
+    {"__wrapped__", T_OBJECT_EX, offsetof(OpFunction, original), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyTypeObject g_op_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
 }  // namespace
 
 PyTypeObject* LibraryCallType() {
@@ -149,6 +202,22 @@ PyTypeObject* LibraryCallType() {
     if (PyType_Ready(&g_type) < 0) return nullptr;
   }
   return &g_type;
+}
+
+// It is found only in a closure of TensorFlow's, which just calls it.
+PyTypeObject* OpFunctionType() {
+  if (g_op_type.tp_name == nullptr) {
+    g_op_type.tp_name = "terra_tf.native.OpFunction";
+    g_op_type.tp_basicsize = sizeof(OpFunction);
+    g_op_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+    g_op_type.tp_vectorcall_offset = offsetof(OpFunction, vectorcall);
+    g_op_type.tp_call = PyVectorcall_Call;
+    g_op_type.tp_members = g_op_members;
+    g_op_type.tp_init = InitOpFunction;
+    g_op_type.tp_new = PyType_GenericNew;
+    if (PyType_Ready(&g_op_type) < 0) return nullptr;
+  }
+  return &g_op_type;
 }
 
 }  // namespace terra

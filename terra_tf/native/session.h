@@ -24,6 +24,7 @@ struct Session {
   Walk* walk = nullptr;          // kWalk
   PyObject* recorder = nullptr;  // kRecord, owned
   int64_t recording = 0;         // number of the current recording
+  std::shared_ptr<State> ambient;  // what eager execution keeps for the thread, as of late
 };
 
 Session& CurrentSession();

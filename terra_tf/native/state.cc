@@ -96,6 +96,8 @@ void State::Keep(PyObject* object) {
 
 int State::Add(Entry entry) {
   entries_.push_back(std::move(entry));
+  words_.clear();  // are noted again
+  word_of_.clear();
   return entries_.size() - 1;
 }
 

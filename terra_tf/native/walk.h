@@ -81,6 +81,10 @@ class Walk {
   // Keeps a learned call that began at a node; null if it cannot be delegated, and `hopeless` if it
   // never will.
   void Learned(int cursor, PyObject* function, std::unique_ptr<DelegatedCall> call, bool hopeless);
+  // Completes a call that is being learned: what follows from the sizes of its arguments, and which of
+  // them the graph has as constants.
+  void Complete(DelegatedCall* call, const std::vector<PyObject*>& leaves) const;
+  int OwnOutput(PyObject* tensor) const;  // which output of this walk it is, or -1
   // Notes what happened to the program's tapes.
   void NoteTape(TapeAction action, PyObject* tape, PyObject* about);
   int TapeNumber(PyObject* tape) const;  // -1 for one that was made before the walk
