@@ -54,7 +54,7 @@ def replace_entry_point(name: str, replacement: Callable[..., Any]) -> None:
 
 
 def install_tensor_views(
-    is_placeholder: Callable[[Any], bool], materialise: Callable[[Any], None]
+    is_placeholder: Callable[[Any], bool], look: Callable[[Any], None]
 ) -> None:
     """Makes a placeholder look like any tensor where TensorFlow would look behind it.
 
@@ -72,8 +72,7 @@ def install_tensor_views(
     as_array = EagerTensor.__dict__["_numpy_internal"]
 
     def numpy_internal(tensor: Any) -> Any:
-        if is_placeholder(tensor):
-            materialise(tensor)
+        look(tensor)
         return as_array(tensor)
 
     EagerTensor._numpy_internal = numpy_internal
@@ -81,7 +80,7 @@ def install_tensor_views(
         shown = getattr(pywrap_tfe, name)
 
         def show(tensor: Any, _shown: Any = shown) -> Any:
-            materialise(tensor)
+            look(tensor)
             return _shown(tensor)
 
         setattr(pywrap_tfe, name, show)
@@ -394,8 +393,11 @@ _TAPE_FUNCTIONS = (
 )
 
 
+_WATCHER_FUNCTIONS = ("TFE_Py_VariableWatcherNew", "TFE_Py_VariableWatcherRemove")
+
+
 def install_tape_hooks(make: Callable[[int, Any], Any]) -> None:
-    """Stands in for the functions that change tapes.
+    """Stands in for the functions that change tapes, and for those that watch variables.
 
     Args:
       make: makes a stand-in, from a number of native/tape.h and the original.
@@ -405,6 +407,8 @@ def install_tape_hooks(make: Callable[[int, Any], Any]) -> None:
     for name in ("Backprop", "Forwardprop"):
         whole = _TAPE_FUNCTIONS[-1] + name
         setattr(pywrap_tfe, whole, make(len(_TAPE_FUNCTIONS) - 1, getattr(pywrap_tfe, whole)))
+    for number, name in enumerate(_WATCHER_FUNCTIONS, len(_TAPE_FUNCTIONS)):
+        setattr(pywrap_tfe, name, make(number, getattr(pywrap_tfe, name)))
 
 
 def tape_of(tape: tf.GradientTape) -> Any:
@@ -440,6 +444,18 @@ def handle_of_lazy_read(x: Any) -> Any:
 def lazy_read(variable: tf.Variable) -> Any:
     """What `variable.assign` gives."""
     return variable._lazy_read(None)
+
+
+def unread(variable: tf.Variable) -> Any:
+    """What `variable.assign` gives, without telling tapes that the variable was accessed."""
+    return resource_variable_ops._UnreadVariable(
+        handle=variable.handle,
+        dtype=variable.dtype,
+        shape=variable._shape,
+        in_graph_mode=variable._in_graph_mode,
+        parent_op=None,
+        unique_id=variable._unique_id,
+    )
 
 
 def read_code() -> Any:
@@ -565,19 +581,7 @@ def library_functions(library: str) -> list[tuple[type, str, int]]:
     return found
 
 
-# Functions around ops that never look at the values of the tensors that they are given.
-_LOOK_AT_NO_VALUE = frozenset(
-    """
-    __getitem__ __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__
-    __rpow__ __matmul__ __rmatmul__ __neg__ __abs__ __floordiv__ __rfloordiv__ __mod__ __rmod__
-    abs add cast concat cos divide exp expand_dims gelu log log_sigmoid matmul maximum minimum
-    multiply negative one_hot pow relu relu6 rsqrt sigmoid sign sin softmax softplus sqrt square
-    squared_difference stack subtract tanh transpose
-    """.split()
-)
-
-
-def op_functions() -> Iterator[tuple[str, types.CellType, bool]]:
+def op_functions() -> Iterator[tuple[str, types.CellType]]:
     """TensorFlow's public functions and operators around ops.
 
     The outermost function of each only looks after tracebacks or weak types, and calls the one in
@@ -585,7 +589,7 @@ def op_functions() -> Iterator[tuple[str, types.CellType, bool]]:
     the user's program may have imported, as it is.
 
     Yields:
-      (name, the cell, whether the function is known not to look at the values of tensors).
+      (name, the cell).
     """
     outermost = {
         traceback_utils.filter_traceback(print).__code__: "fn",
@@ -607,19 +611,28 @@ def op_functions() -> Iterator[tuple[str, types.CellType, bool]]:
             cell = function.__closure__[code.co_freevars.index(variable)]
             if id(cell) not in seen:
                 seen.add(id(cell))
-                yield name, cell, name in _LOOK_AT_NO_VALUE
+                yield name, cell
+
+
+VARIABLE_FUNCTIONS = ("assign", "assign_add", "assign_sub")
+"""Functions around ops that are methods of variables."""
+
+PlainVariable = resource_variable_ops.ResourceVariable
+
+
+_MODULES_OF_OPS = """
+    framework.ops framework.constant_op framework.dtypes framework.tensor
+    framework.tensor_conversion framework.tensor_conversion_registry
+    framework.override_binary_operator eager.execute ops.weak_tensor_ops
+    ops.tensor_getitem_override ops.tensor_math_operator_overrides ops.array_ops ops.math_ops
+    ops.nn_ops ops.nn_impl ops.gen_array_ops ops.gen_math_ops ops.gen_nn_ops util.dispatch
+    util.traceback_utils
+"""
 
 
 def modules_of_ops() -> list[dict[str, Any]]:
     """The globals of the modules that functions around ops are made of."""
-    names = """
-        framework.ops framework.constant_op framework.dtypes framework.tensor
-        framework.tensor_conversion framework.tensor_conversion_registry
-        framework.override_binary_operator eager.execute ops.weak_tensor_ops
-        ops.tensor_getitem_override ops.tensor_math_operator_overrides ops.array_ops ops.math_ops
-        ops.nn_ops ops.nn_impl ops.gen_array_ops ops.gen_math_ops ops.gen_nn_ops util.dispatch
-        util.traceback_utils
-    """.split()
+    names = _MODULES_OF_OPS.split()
     return [vars(importlib.import_module(f"tensorflow.python.{name}")) for name in names]
 
 

@@ -7,6 +7,7 @@ every thread stands and ends the process.
 
 import faulthandler
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -20,8 +21,14 @@ stderr = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keeps the real standard error, for the time when pytest captures it."""
+    """Keeps the real standard error, for the time when pytest captures it.
+
+    A shell starts what runs in the background with Ctrl-C ignored, and so would be all programs
+    that tests start.
+    """
     config.stash[stderr] = os.dup(2)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

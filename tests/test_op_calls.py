@@ -1,4 +1,4 @@
-"""Calls of TensorFlow's own functions around ops, skipped where nothing differs; eager is the truth.
+"""Calls of TensorFlow's functions around ops, skipped where nothing differs; eager is the truth.
 
 The step of each test calls such functions on tensors, variables and plain values, and something
 about a call changes once it is known.
@@ -323,3 +323,64 @@ def test_tensors_of_python_values_and_settled_ones():
         return [y * first, tf.add(y, y[0, 0]), tf.concat([y[0, :2], box.values], 0)]
 
     check(step, lambda box: setattr(box, "values", [3.0, 4.0]), box)
+
+
+def test_what_an_assignment_gives():
+    """A view of the variable; one that the program keeps is its own."""
+    v, w = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
+    kept = []
+
+    def step(x):
+        y = tf.sin(x)
+        view = v.assign_add(y)
+        other = v.assign_sub(0.5 * y)
+        assert view is not other and type(view).__name__ == "_UnreadVariable"
+        assert not hasattr(other, "mine")
+        other.mine = len(kept)
+        kept.append(view)
+        nothing = w.assign(tf.reduce_sum(view * 0.1), read_value=False)
+        assert nothing is None
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(v.assign(v * 0.9) * v)
+        return [view + 1.0, other, w, tape.gradient(loss, v)]
+
+    results, expected = [], []
+    for run, outcomes in ((terra.function(step), results), (step, expected)):
+        v.assign([1.0, 2.0])
+        w.assign(3.0)
+        kept.clear()
+        for turn in range(12):
+            outcomes.append(outcome(run, numbers(turn, (2,))))
+        assert len({id(view) for view in kept}) == 12
+    assert results == expected
+
+
+def test_custom_gradients_see_the_variables_that_their_functions_read():
+    w = tf.Variable([[1.0, 0.5], [0.2, 1.0]])
+    forward = tf.recompute_grad(lambda x: tf.tanh(tf.matmul(x, w) + w[0]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(forward(forward(tf.sin(x))) ** 2)
+        gradient = tape.gradient(loss, w)
+        w.assign_sub(0.1 * gradient)
+        return [loss, gradient]
+
+    start = w.numpy()
+    results, expected = [], []
+    for run, outcomes in ((terra.function(step), results), (step, expected)):
+        w.assign(start)
+        for turn in range(12):
+            outcomes.append(outcome(run, numbers(turn, (3, 2))))
+    assert results == expected
+
+
+def test_values_that_follow_from_shapes_follow_from_these_shapes():
+    def step(x):
+        shape = tf.shape(tf.sin(x))
+        return tf.reshape(x, [shape[0] * shape[1]]), shape + shape[::-1], tf.size(x) * shape[0]
+
+    co_executed = terra.function(step)
+    for turn in range(40):
+        x = numbers(turn, (turn % 5 + 1, turn % 3 + 1))
+        assert outcome(co_executed, x) == outcome(step, x), turn

@@ -32,10 +32,11 @@ def stand_in_for_libraries() -> None:
         _replace(tf.GradientTape, "gradient", gradient, tensorflow_internals.gradient_begins)
         for module in tensorflow_internals.modules_of_ops():
             native.core.watch_module(module)
-        for _, cell, looks_at_none in tensorflow_internals.op_functions():
-            cell.cell_contents = native.core.OpFunction(
-                cell.cell_contents, _thread_state, looks_at_none
-            )
+        for _, cell in tensorflow_internals.op_functions():
+            cell.cell_contents = _op_function(cell.cell_contents)
+        for name in tensorflow_internals.VARIABLE_FUNCTIONS:
+            kind = tensorflow_internals.PlainVariable
+            setattr(kind, name, _op_function(vars(kind)[name]))
     for library in _LIBRARIES:
         if library in sys.modules and library not in _done:
             _done.add(library)
@@ -52,6 +53,10 @@ def _replace(
         original, functools.partial(learn, function, original), before, listed
     )
     setattr(kind, name, hook)
+
+
+def _op_function(original: Any) -> Any:
+    return native.core.OpFunction(original, _thread_state, tensorflow_internals.unread)
 
 
 def _thread_state() -> Any:

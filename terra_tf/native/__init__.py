@@ -66,5 +66,5 @@ def initialise(recover: Callable[[int], None]) -> None:
             original = tensorflow_internals.entry_point(entry_point)
             tensorflow_internals.replace_entry_point(entry_point, core.Hook(kind, original))
         tensorflow_internals.install_gradient_watch()
-        tensorflow_internals.install_tensor_views(core.is_placeholder, core.materialise)
+        tensorflow_internals.install_tensor_views(core.is_placeholder, core.look)
         _initialised = True

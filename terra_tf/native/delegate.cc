@@ -153,6 +153,10 @@ PyObject* Attributes(PyObject* object) {
   return dict == nullptr ? nullptr : *dict;
 }
 
+bool HasWeakReferences(PyObject* x) {
+  return PyType_SUPPORTS_WEAKREFS(Py_TYPE(x)) && *PyObject_GET_WEAKREFS_LISTPTR(x) != nullptr;
+}
+
 bool SameKey(PyObject* a, PyObject* b) {
   return a == b || PyObject_RichCompareBool(a, b, Py_EQ) == 1;
 }
@@ -291,6 +295,10 @@ bool Walk::FitsCall(const DelegatedCall& call, PyObject* const* args, Py_ssize_t
   }
   for (const auto& [leaf, arg] : call.constants) {
     if (AsPlaceholder((*leaves)[leaf]) != nullptr || !SameContent(*arg, (*leaves)[leaf])) return false;
+  }
+  for (const auto& [leaf, tensor] : call.contents) {
+    if (AsPlaceholder((*leaves)[leaf]) != nullptr) return false;
+    if (!SameTensors(tensor.ptr(), (*leaves)[leaf])) return false;
   }
   if (call.ambient != nullptr && !call.ambient->Holds()) return false;
   if (call.state != nullptr && !call.state->Holds()) return false;
@@ -459,6 +467,11 @@ PyObject* Walk::Cook(const Recipe& recipe, const std::vector<PyObject*>& leaves)
       Py_XINCREF(value);
       return value;
     }
+    case Recipe::Kind::kUnread: {
+      PyObject* variable = recipe.value->get();
+      if (variable == nullptr) PyErr_SetString(PyExc_ReferenceError, "a variable is gone");
+      return variable == nullptr ? nullptr : recipe.unread->Get(variable);
+    }
     case Recipe::Kind::kMapping: {
       PyObject* mapping = PyDict_New();
       for (size_t i = 0; i < recipe.items.size(); ++i) {
@@ -493,6 +506,21 @@ PyObject* Walk::Cook(const Recipe& recipe, const std::vector<PyObject*>& leaves)
   return nullptr;
 }
 
+// Nobody can tell a view that nobody else holds, and that is as it was made, from a new one.
+PyObject* UnreadView::Get(PyObject* variable) {
+  PyObject* view = view_.ptr();
+  if (view != nullptr && Py_REFCNT(view) == 1 && !HasWeakReferences(view) &&
+      DictVersion(Attributes(view)) == version_) {
+    Py_INCREF(view);
+    return view;
+  }
+  view = PyObject_CallOneArg(make_.ptr(), variable);
+  if (view == nullptr) return nullptr;
+  view_ = pybind11::reinterpret_borrow<pybind11::object>(view);
+  version_ = DictVersion(Attributes(view));
+  return view;
+}
+
 DelegationPlace* Walk::Place(PyObject* function) {
   const auto found = program->delegations.find(cursor_);
   if (found == program->delegations.end()) return nullptr;
@@ -504,6 +532,7 @@ DelegationPlace* Walk::Place(PyObject* function) {
 
 bool Walk::Delegate(PyObject* function, PyObject* const* args, Py_ssize_t count, PyObject* names,
                     PyObject** result) {
+  if (session->watchers > 0) return false;  // they would not see what the nodes read
   if (!LibraryUnchanged(&library_checked_, program.get())) return false;
   DelegationPlace* place = Place(function);
   if (place == nullptr) return false;
@@ -528,7 +557,7 @@ bool Walk::Delegate(PyObject* function, PyObject* const* args, Py_ssize_t count,
 
 bool Walk::WantsToLearn(PyObject* function) {
   constexpr size_t kMostPlaces = 16;  // calls in calls that begin with the same op
-  if (!LibraryMayDelegate()) return false;
+  if (session->watchers > 0 || !LibraryMayDelegate()) return false;
   DelegationPlace* place = Place(function);
   if (place == nullptr) {
     std::vector<DelegationPlace>& places = program->delegations[cursor_];
@@ -579,6 +608,12 @@ int Walk::OwnOutput(PyObject* tensor) const {
   return value == values_.end() ? -1 : value - values_.begin();
 }
 
+// A tensor with the handle of another one, so that the program's own may die.
+pybind11::object Walk::Twin(PyObject* tensor) {
+  return pybind11::reinterpret_steal<pybind11::object>(
+      EagerTensorFromHandle(RefHandle(EagerTensor_Handle(tensor)), false));
+}
+
 void Walk::Complete(DelegatedCall* call, const std::vector<PyObject*>& leaves) const {
   for (int k : call->nodes) {
     const Node& node = program->nodes[k];
@@ -587,10 +622,14 @@ void Walk::Complete(DelegatedCall* call, const std::vector<PyObject*>& leaves) c
     if (node.shape_value == ShapeValue::kNone) continue;
     for (int o = node.first_output; o < node.first_output + node.num_outputs; ++o) {
       if (values_[o] == nullptr || AsPlaceholder(values_[o]) != nullptr) continue;
-      // Another tensor with the same handle, so that the program's own may die.
-      TFE_TensorHandle* handle = RefHandle(EagerTensor_Handle(values_[o]));
-      call->shape_values.emplace_back(o, pybind11::reinterpret_steal<pybind11::object>(
-                                             EagerTensorFromHandle(handle, false)));
+      call->shape_values.emplace_back(o, Twin(values_[o]));
+    }
+  }
+  if (call->shape_values.empty()) return;
+  // These may follow from arguments that follow from shapes themselves.
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (AsPlaceholder(leaves[i]) == nullptr && OwnOutput(leaves[i]) >= 0) {
+      call->contents.emplace_back(i, Twin(leaves[i]));
     }
   }
 }

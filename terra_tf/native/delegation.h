@@ -47,15 +47,28 @@ struct Pattern {
   std::vector<int64_t> dims;
 };
 
+// What assigning to a variable gives: another view of the variable, of which hardly anybody takes
+// notice. It is kept and handed out again as long as nobody else has kept it.
+class UnreadView {
+ public:
+  explicit UnreadView(pybind11::object make) : make_(std::move(make)) {}
+  PyObject* Get(PyObject* variable);  // new reference; null: exception
+
+ private:
+  pybind11::object make_, view_;
+  uint64_t version_ = 0;  // of its attributes
+};
+
 // How a value is made that the call hands out.
 struct Recipe {
-  enum class Kind { kLeaf, kOutput, kValue, kSequence, kMapping, kMake };
+  enum class Kind { kLeaf, kOutput, kValue, kSequence, kMapping, kMake, kUnread };
   Kind kind = Kind::kValue;
   int index = -1;                 // of the leaf or the output
   std::unique_ptr<Same> value;    // kValue; kSequence: the class; kMake: what is called
   std::vector<Recipe> items;
   std::vector<pybind11::object> keys;  // kMapping; kMake: keeps `value` alive
   std::vector<std::pair<pybind11::object, Recipe>> attributes;  // of an output
+  std::unique_ptr<UnreadView> unread;  // kUnread: of the variable `value`
 };
 
 // A feed that the call's nodes fill.
@@ -83,6 +96,7 @@ struct DelegatedCall {
   int leaves = 0;
   std::vector<int> aliases;  // per leaf: the first leaf that is the same tensor
   std::vector<std::pair<int, const Arg*>> constants;  // leaf -> what the graph has in its place
+  std::vector<std::pair<int, pybind11::object>> contents;  // leaf -> a tensor that it has to equal
   std::shared_ptr<State> state;    // null: it depends on nothing but its arguments
   std::shared_ptr<State> ambient;  // what eager execution keeps for the thread; null: part of `state`
   std::vector<int> nodes;           // in order
@@ -112,10 +126,10 @@ struct DelegationPlace {
 class OpCall {
  public:
   // `ambient` makes a State of what eager execution keeps for the thread.
-  OpCall(Walk* walk, PyObject* ambient);
+  // `unread` makes what an assignment to a variable gives.
+  OpCall(Walk* walk, PyObject* ambient, PyObject* unread);
   // Before the call: notes the arguments; false if there is one of a kind that is not learned.
-  // `looks_at_none`: the function is known not to look at the values of tensors.
-  bool Describe(PyObject* const* args, Py_ssize_t count, PyObject* names, bool looks_at_none);
+  bool Describe(PyObject* const* args, Py_ssize_t count, PyObject* names);
   // After it: what is known of it then, or null.
   std::unique_ptr<DelegatedCall> Finish(PyObject* result);
 
@@ -124,6 +138,7 @@ class OpCall {
   bool DescribeTensor(PyObject* x, Pattern* pattern);
   bool DescribeVariable(PyObject* x);
   bool Describe(PyObject* result, Recipe* recipe);
+  bool DescribeView(PyObject* view, Recipe* recipe);
   bool DescribeFeeds();
   bool DescribeTape();
 
@@ -131,9 +146,10 @@ class OpCall {
   std::unique_ptr<DelegatedCall> call_;
   std::vector<PyObject*> leaves_;  // borrowed from the call's arguments
   std::vector<char> bound_;        // per feed: there before the call
+  PyObject* unread_;
+  std::vector<PyObject*> variables_;  // borrowed from the arguments
   size_t start_, events_;
-  int64_t looks_;
-  bool looks_at_none_ = false;
+  int64_t walk_looks_, looks_;
 };
 
 // The State of the calling thread's eager execution; made anew where it has changed.
@@ -147,7 +163,7 @@ const Arg* FindFeed(const std::vector<Arg>& args, int feed);
 // argument number `listed`, if it is an iterator, becomes a list; `learn(self, args, keywords)` makes
 // the call and learns it.
 PyTypeObject* LibraryCallType();
-// OpFunction(original, ambient, looks_at_none): a function around ops, see OpCall.
+// OpFunction(original, ambient, unread): a function around ops, or a method; see OpCall.
 PyTypeObject* OpFunctionType();
 
 }  // namespace terra

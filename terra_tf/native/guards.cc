@@ -75,6 +75,15 @@ bool SameContent(const Arg& arg, PyObject* eager_tensor) {
          std::memcmp(tensor.tensor_data().data(), arg.bytes.data(), arg.bytes.size()) == 0;
 }
 
+bool SameTensors(PyObject* a, PyObject* b) {
+  Tensor one, other;
+  if (!TensorFromHandle(EagerTensor_Handle(a), &one)) return false;
+  if (!TensorFromHandle(EagerTensor_Handle(b), &other)) return false;
+  if (one.dtype() != other.dtype() || one.shape() != other.shape()) return false;
+  if (!tensorflow::DataTypeCanUseMemcpy(one.dtype())) return false;
+  return one.tensor_data() == other.tensor_data();
+}
+
 bool FitsInt32(PyObject* number) {
   int overflow = 0;
   const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);

@@ -19,6 +19,8 @@ bool SamePython(PyObject* expected, PyObject* x);
 bool SameOp(PyObject* expected, PyObject* x);
 bool IsFunction(PyObject* op);
 // An EagerTensor with the recorded dtype, shape and bytes.
+// Whether two EagerTensors that have their values are equal bit for bit.
+bool SameTensors(PyObject* a, PyObject* b);
 bool SameContent(const Arg& arg, PyObject* eager_tensor);
 // The same Python types (and array dtypes), so that TensorFlow infers the same dtype from both.
 bool SameKind(PyObject* expected, PyObject* x);

@@ -42,19 +42,19 @@ PyObject* Learn(LibraryCall* hook, PyObject* const* args, Py_ssize_t count, PyOb
   return result;
 }
 
-struct OpFunction {
+struct OpFunction {  // begins like a LibraryCall
   PyObject_HEAD;
   vectorcallfunc vectorcall;
   PyObject* original;
   PyObject* ambient;
-  int looks_at_none;
+  PyObject* unread;
 };
 
 PyObject* CallAndLearn(OpFunction* function, PyObject* const* args, size_t nargsf, PyObject* names) {
   Walk* walk = CurrentSession().walk;
   const int cursor = walk->cursor();
-  OpCall call(walk, function->ambient);
-  const bool known = call.Describe(args, PyVectorcall_NARGS(nargsf), names, function->looks_at_none);
+  OpCall call(walk, function->ambient, function->unread);
+  const bool known = call.Describe(args, PyVectorcall_NARGS(nargsf), names);
   PyObject* result = PyObject_Vectorcall(function->original, args, nargsf, names);
   const Session& session = CurrentSession();
   if (result == nullptr || session.walk != walk || session.mode != Mode::kWalk) return result;
@@ -166,12 +166,12 @@ PyTypeObject g_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 int InitOpFunction(PyObject* self, PyObject* args, PyObject*) {
   OpFunction* function = reinterpret_cast<OpFunction*>(self);
-  if (!PyArg_ParseTuple(args, "OOp", &function->original, &function->ambient,
-                        &function->looks_at_none)) {
+  if (!PyArg_ParseTuple(args, "OOO", &function->original, &function->ambient, &function->unread)) {
     return -1;
   }
   Py_INCREF(function->original);
   Py_INCREF(function->ambient);
+  Py_INCREF(function->unread);
   function->vectorcall = CallOp;
   return 0;
 }
@@ -204,12 +204,15 @@ PyTypeObject* LibraryCallType() {
   return &g_type;
 }
 
-// It is found only in a closure of TensorFlow's, which just calls it.
 PyTypeObject* OpFunctionType() {
   if (g_op_type.tp_name == nullptr) {
     g_op_type.tp_name = "terra_tf.native.OpFunction";
     g_op_type.tp_basicsize = sizeof(OpFunction);
-    g_op_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+    g_op_type.tp_flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
+    g_op_type.tp_getattro = GetAttribute;
+    g_op_type.tp_descr_get = Get;
+    g_op_type.tp_getset = g_getset;
     g_op_type.tp_vectorcall_offset = offsetof(OpFunction, vectorcall);
     g_op_type.tp_call = PyVectorcall_Call;
     g_op_type.tp_members = g_op_members;

@@ -316,6 +316,10 @@ PYBIND11_MODULE(_core, m) {
         placeholder != nullptr && placeholder->recording == CurrentSession().recording;
     return current && placeholder->recording != 0 ? placeholder->output : -1;
   });
+  m.def("look", [](py::object tensor) {
+    ++CurrentSession().looks;
+    Check(Materialise(tensor.ptr()));
+  });
   m.def("materialise", [](py::object tensor) { Check(Materialise(tensor.ptr())); });
   m.attr("Hook") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(HookType()));
   BindTimeline(m);

@@ -40,17 +40,18 @@ bool IsPlain(PyObject* x) {
 
 // --- before the call ---
 
-OpCall::OpCall(Walk* walk, PyObject* ambient) : walk_(walk), call_(new DelegatedCall) {
+OpCall::OpCall(Walk* walk, PyObject* ambient, PyObject* unread)
+    : walk_(walk), call_(new DelegatedCall), unread_(unread) {
   start_ = walk->path().size();
   events_ = walk->tape_events().size();
-  looks_ = walk->looks;
+  walk_looks_ = walk->looks;
+  looks_ = CurrentSession().looks;
   for (PyObject* feed : walk->feeds()) bound_.push_back(feed != nullptr);
   call_->taped = TFE_Py_TapeSetIsEmpty() == Py_False;
   call_->ambient = AmbientState(ambient);
 }
 
-bool OpCall::Describe(PyObject* const* args, Py_ssize_t count, PyObject* names, bool looks_at_none) {
-  looks_at_none_ = looks_at_none;
+bool OpCall::Describe(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   if (call_->ambient == nullptr) return false;
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   for (Py_ssize_t i = 0; i < count + named; ++i) {
@@ -102,9 +103,6 @@ bool OpCall::DescribeTensor(PyObject* x, Pattern* pattern) {
   leaves_.push_back(x);
   Placeholder* placeholder = AsPlaceholder(x);
   const bool unsettled = placeholder != nullptr && placeholder->real == nullptr;
-  const bool own = unsettled && placeholder->iteration == walk_->iteration;
-  // Of one that has its value, nobody would notice that the function looks at it.
-  if (!own && !looks_at_none_) return false;
   if (unsettled) {
     const std::vector<int64_t>* dims = KnownDims(placeholder);
     pattern->sized = dims != nullptr;
@@ -138,6 +136,7 @@ bool OpCall::DescribeVariable(PyObject* x) {
     return false;
   }
   if (call_->state == nullptr) call_->state = std::make_shared<State>();
+  variables_.push_back(x);
   if (call_->state->AddObject(x, false, false) >= 0 &&
       call_->state->AddClass(reinterpret_cast<PyObject*>(type)) >= 0) {
     return true;
@@ -149,7 +148,7 @@ bool OpCall::DescribeVariable(PyObject* x) {
 // --- after the call ---
 
 std::unique_ptr<DelegatedCall> OpCall::Finish(PyObject* result) {
-  if (walk_->looks != looks_) return nullptr;
+  if (walk_->looks != walk_looks_ || CurrentSession().looks != looks_) return nullptr;
   call_->nodes.assign(walk_->path().begin() + start_, walk_->path().end());
   if (call_->nodes.empty() || !DescribeFeeds() || !DescribeTape()) return nullptr;
   for (int k : call_->nodes) {
@@ -172,7 +171,8 @@ bool OpCall::Describe(PyObject* result, Recipe* recipe) {
     }
     return !recipe->items.empty();
   }
-  if (!EagerTensor_CheckExact(result) || HasAttributes(result)) return false;
+  if (!EagerTensor_CheckExact(result)) return DescribeView(result, recipe);
+  if (HasAttributes(result)) return false;
   recipe->kind = Recipe::Kind::kOutput;
   for (int k : call_->nodes) {
     const Node& node = walk_->program->nodes[k];
@@ -184,6 +184,25 @@ bool OpCall::Describe(PyObject* result, Recipe* recipe) {
     }
   }
   return false;
+}
+
+bool OpCall::DescribeView(PyObject* view, Recipe* recipe) {
+  if (view == Py_None) {
+    recipe->value = std::make_unique<Same>(view);
+    return true;
+  }
+  if (variables_.empty() || !IsNamed(Py_TYPE(view), "_UnreadVariable")) return false;
+  PyObject* mine = PyObject_GetAttrString(view, "_handle");
+  PyObject* other = PyObject_GetAttrString(variables_[0], "_handle");
+  PyErr_Clear();
+  const bool same = mine != nullptr && mine == other;
+  Py_XDECREF(mine);
+  Py_XDECREF(other);
+  recipe->kind = Recipe::Kind::kUnread;
+  recipe->value = std::make_unique<Same>(variables_[0]);
+  recipe->unread = std::make_unique<UnreadView>(
+      pybind11::reinterpret_borrow<pybind11::object>(unread_));
+  return same;
 }
 
 bool OpCall::DescribeFeeds() {
@@ -213,13 +232,20 @@ bool OpCall::DescribeFeeds() {
 
 bool OpCall::DescribeTape() {
   const std::vector<TapeEvent>& events = walk_->tape_events();
+  bool stopped = false;
   for (size_t i = events_; i < events.size(); ++i) {
-    if (events[i].action != TapeAction::kAccessed) return false;
-    auto* variable = reinterpret_cast<PyObject*>(events[i].about);
-    call_->tape_steps.push_back({events[i].at - static_cast<int>(start_), TapeAction::kAccessed,
-                                 std::make_unique<Same>(variable)});
+    const TapeAction action = events[i].action;
+    TapeStep step{events[i].at - static_cast<int>(start_), action, nullptr};
+    if (action == TapeAction::kAccessed) {
+      step.variable = std::make_unique<Same>(reinterpret_cast<PyObject*>(events[i].about));
+    } else if (action == TapeAction::kStop || action == TapeAction::kRestart) {
+      stopped = action == TapeAction::kStop;
+    } else {
+      return false;
+    }
+    call_->tape_steps.push_back(std::move(step));
   }
-  return true;
+  return !stopped;
 }
 
 std::shared_ptr<State> AmbientState(PyObject* ambient) {

@@ -20,6 +20,8 @@ struct Session {
   int64_t calls = 0;             // op calls that this thread has made so far, in whatever mode
   int calling = 0;               // calls that have been passed on and not returned
   int learning = 0;              // library calls in progress that are being learned
+  int64_t looks = 0;             // at the values of tensors, from Python
+  int watchers = 0;              // of variable reads that are active, as custom gradients have them
   bool nested = false;           // the call in progress has called ops of its own
   Walk* walk = nullptr;          // kWalk
   PyObject* recorder = nullptr;  // kRecord, owned

@@ -11,8 +11,6 @@
 namespace terra {
 namespace {
 
-uint64_t Version(PyObject* dict) { return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag; }
-
 // The dictionary of an object's attributes (borrowed), or null.
 PyObject* Attributes(PyObject* object) {
   PyObject** dict = _PyObject_GetDictPtr(object);
@@ -47,6 +45,10 @@ bool IsPlain(PyObject* x) {
 PyObject* ArrayBytes(PyObject* array) { return PyObject_CallMethod(array, "tobytes", nullptr); }
 
 }  // namespace
+
+uint64_t DictVersion(PyObject* dict) {
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+}
 
 Same::Same(PyObject* object) : object_(object) {
   if (!IsPlain(object) && PyType_SUPPORTS_WEAKREFS(Py_TYPE(object))) {
@@ -102,7 +104,7 @@ int State::Add(Entry entry) {
 }
 
 void State::Snapshot(Entry* entry, PyObject* dict) {
-  entry->version = Version(dict);
+  entry->version = DictVersion(dict);
   PyObject *key, *value;
   Py_ssize_t position = 0;
   entry->items.reserve(PyDict_GET_SIZE(dict));
@@ -209,7 +211,7 @@ bool State::Differs(PyObject* key) {
 
 bool State::DictHolds(Entry* entry, PyObject* dict) {
   if (dict == nullptr) return Differs(nullptr);
-  const uint64_t version = Version(dict);
+  const uint64_t version = DictVersion(dict);
   if (version == entry->version) return true;
   if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(entry->items.size())) return Differs(nullptr);
   for (Item& item : entry->items) {

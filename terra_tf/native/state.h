@@ -19,6 +19,9 @@
 
 namespace terra {
 
+// The version of a dictionary; another one after each change, and none is given twice (PEP 509).
+uint64_t DictVersion(PyObject* dict);
+
 // A Python object that is compared by identity without keeping it alive. Of objects without weak
 // references, containers have an entry of their own in a State, which compares their contents, and
 // such as take no part in garbage collection are kept alive.

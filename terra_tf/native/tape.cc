@@ -21,7 +21,12 @@ PyObject* Call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   TapeHook* hook = reinterpret_cast<TapeHook*>(self);
   PyObject* result = PyObject_Vectorcall(hook->original, args, nargsf, keywords);
   Session& session = CurrentSession();
-  if (result == nullptr || session.mode != Mode::kWalk) return result;
+  if (result == nullptr) return result;
+  if (hook->action == TapeAction::kWatcher || hook->action == TapeAction::kNoWatcher) {
+    session.watchers += hook->action == TapeAction::kWatcher ? 1 : session.watchers > 0 ? -1 : 0;
+    return result;
+  }
+  if (session.mode != Mode::kWalk) return result;
   const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
   switch (hook->action) {
     case TapeAction::kNew:

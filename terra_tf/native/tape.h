@@ -20,7 +20,8 @@ enum class TapeAction {
   kStop,       // no tape records
   kRestart,
   kRecord,     // an operation was recorded that is no op (a custom gradient)
-  kForeign,    // something happened that the walk cannot see
+  kWatcher,    // somebody watches which variables are read
+  kNoWatcher,  // no longer
 };
 
 struct TapeEvent {

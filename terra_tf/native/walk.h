@@ -84,6 +84,7 @@ class Walk {
   // Completes a call that is being learned: what follows from the sizes of its arguments, and which of
   // them the graph has as constants.
   void Complete(DelegatedCall* call, const std::vector<PyObject*>& leaves) const;
+  static pybind11::object Twin(PyObject* tensor);
   int OwnOutput(PyObject* tensor) const;  // which output of this walk it is, or -1
   // Notes what happened to the program's tapes.
   void NoteTape(TapeAction action, PyObject* tape, PyObject* about);

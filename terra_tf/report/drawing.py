@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from terra_tf import native
 from terra_tf.tracing.effects import Effect
 from terra_tf.tracing.trace import Kind, Node, OutputInfo, Outside
 
@@ -152,9 +153,11 @@ def _rows(sequence: Sequence, graph: GeneratedGraph | None, start: int, end: int
 
 
 def _delegated(graph: GeneratedGraph) -> dict[int, list[str]]:
-    """Node -> names of the delegated calls that it belongs to."""
+    """Node -> names of the delegated calls that it belongs to, functions around ops left out."""
     found: dict[int, list[str]] = {}
     for function, nodes in graph.program.delegated_calls():
+        if isinstance(function, native.core.OpFunction):
+            continue
         original = getattr(function, "__wrapped__", function)
         name = getattr(original, "__qualname__", None) or type(original).__name__
         for node in nodes:
