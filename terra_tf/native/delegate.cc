@@ -72,8 +72,13 @@ TapeEvent Walk::Settled(TapeEvent event) const {
   return event;
 }
 
+bool Walk::AnyTapeAlive() const {
+  return std::any_of(tapes_.begin(), tapes_.end(),
+                     [](PyObject* tape) { return tape != nullptr && Py_REFCNT(tape) > 1; });
+}
+
 uint64_t Walk::SourcesDigest(int k) const {
-  if (tape_events_.empty()) return 0;  // nobody will ask
+  if (!AnyTapeAlive()) return 0;  // nobody will ask
   const Node& node = program->nodes[k];
   uint64_t digest = 0;
   auto mix = [&](uint64_t x) { digest = (digest ^ (x + 0x9e3779b97f4a7c15)) * 0xff51afd7ed558ccd; };

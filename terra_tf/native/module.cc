@@ -92,6 +92,8 @@ void AddNode(Program& program, py::str op, int call, bool misses, bool fails, bo
   node.groups = std::move(groups);
   node.forward = forward;
   CollectFeeds(node.args, &node);
+  program.outputs_before.push_back(program.made_in_place.size());
+  if (num_outputs > 0) program.made_in_place.resize(first_output + num_outputs, in_place);
   program.nodes.push_back(std::move(node));
 }
 
@@ -246,6 +248,13 @@ void BindWalk(py::module_& m) {
       .def_property_readonly("closed", [](Walk& w) { return w.iteration->closed.load(); })
       .def_property_readonly("finished", [](Walk& w) { return w.iteration->finished(); })
       .def_property_readonly("interrupted", [](Walk& w) { return w.iteration->interrupted(); })
+      // Whether it is to be recovered; None while it runs. That it has ended is asked first: what
+      // ends in between is looked at the next time.
+      .def_property_readonly("is_due", [](Walk& w) -> py::object {
+        if (w.iteration->interrupted()) return py::bool_(true);
+        if (!w.iteration->finished()) return py::none();
+        return py::bool_(!w.iteration->status().ok());
+      })
       .def_property_readonly("failed",
                              [](Walk& w) {
                                return w.iteration->finished() && !w.iteration->status().ok();
@@ -281,6 +290,7 @@ void BindSession(py::module_& m) {
     SetMode(Mode::kOutside, nullptr, nullptr);
     FreeRetired();
   });
+  m.def("any_shared", &AnyShared);
   m.def("is_shared", [](py::object handle) { return IsShared(handle.ptr()); });
   m.def("inside", [] {
     const Session& session = CurrentSession();

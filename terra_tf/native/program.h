@@ -98,6 +98,8 @@ struct Program {
   std::vector<Boundary> boundaries;  // ascending; the last one covers everything
   std::vector<Block> blocks;
   std::vector<int> block_at;  // node -> the block that begins with it, or -1
+  std::vector<int> outputs_before;  // see OutputsBefore
+  std::vector<char> made_in_place;  // output -> whether its node runs in place
   std::shared_ptr<OutputSpecs> outputs = std::make_shared<OutputSpecs>();
   int num_feeds = 0;
   int checked_slot = -1;  // set by the graph when every op that may fail by value has succeeded
@@ -109,6 +111,11 @@ struct Program {
   // The node at the cursor → what is known of library calls that begin there.
   std::unordered_map<int, std::vector<DelegationPlace>> delegations;
   int library_changes = 0;  // when they were learned
+
+  // How many outputs the nodes before one have.
+  int OutputsBefore(int node) const {
+    return node < static_cast<int>(outputs_before.size()) ? outputs_before[node] : outputs->size();
+  }
 
   ~Program() {
     for (TFE_TensorHandle* handle : captures) TFE_DeleteTensorHandle(handle);

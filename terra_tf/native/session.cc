@@ -362,6 +362,8 @@ bool NoteWait(const Iteration& iteration, int output, double start) {
   return done != nullptr;
 }
 
+bool AnyShared() { return !g_shared->empty(); }
+
 bool IsShared(PyObject* handle) {
   return std::find(g_shared->begin(), g_shared->end(), handle) != g_shared->end();
 }

@@ -76,6 +76,7 @@ bool NoteWait(const Iteration& iteration, int output, double start);
 
 // Handles that another thread has used while this one was inside a region. Needs the GIL.
 bool IsShared(PyObject* handle);
+bool AnyShared();
 
 // Waits until every closed iteration has finished. False: exception set.
 bool SyncClosed();

@@ -439,15 +439,13 @@ std::vector<int> Walk::Alive() {
 // Lets go of outputs that nobody else holds; returns whether there were any.
 bool Walk::DropDead(int end_node) {
   bool dropped = false;
-  for (int k = end_node - 1; k >= 0; --k) {  // later outputs hold earlier ones as attributes
-    const Node& node = program->nodes[k];
-    if (node.in_place) continue;  // a replay cannot make these again
-    for (int i = node.first_output + node.num_outputs - 1; i >= node.first_output; --i) {
-      PyObject* tensor = values_[i];
-      if (tensor == nullptr || Py_REFCNT(tensor) > 1 || HandleIsShared(tensor)) continue;
-      Py_CLEAR(values_[i]);
-      dropped = true;
-    }
+  for (int i = program->OutputsBefore(end_node) - 1; i >= 0; --i) {  // later outputs hold earlier ones as attributes
+    PyObject* tensor = values_[i];
+    if (tensor == nullptr || Py_REFCNT(tensor) > 1) continue;
+    // A replay cannot make again what was made in place.
+    if (program->made_in_place[i] || HandleIsShared(tensor)) continue;
+    Py_CLEAR(values_[i]);
+    dropped = true;
   }
   return dropped;
 }
@@ -456,16 +454,12 @@ bool Walk::AllKeptAreFetched(int end_node, int* output) {
   DropDeadTapes();
   while (DropDead(end_node)) {
   }
-  for (int k = 0; k < end_node; ++k) {
-    const Node& node = program->nodes[k];
-    if (node.in_place) continue;
-    for (int i = node.first_output; i < node.first_output + node.num_outputs; ++i) {
-      PyObject* tensor = values_[i];
-      if (tensor == nullptr || (*program->outputs)[i].fetch >= 0) continue;
-      if (!Kept(tensor)) continue;
-      *output = i;
-      return false;
-    }
+  for (int i = 0; i < program->OutputsBefore(end_node); ++i) {
+    PyObject* tensor = values_[i];
+    if (tensor == nullptr || program->made_in_place[i]) continue;
+    if ((*program->outputs)[i].fetch >= 0 || !Kept(tensor)) continue;
+    *output = i;
+    return false;
   }
   return true;
 }

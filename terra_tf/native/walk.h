@@ -140,6 +140,7 @@ class Walk {
   uint64_t SourcesDigest(int k) const;
   // The same for an op in place, of all that it is given.
   uint64_t GivenDigest(PyObject* const* args, Py_ssize_t count) const;
+  bool AnyTapeAlive() const;
   TapeEvent Settled(TapeEvent event) const;
   bool TapeStart(int number, int* event, int* node) const;
   bool SameTape(const DelegatedCall& call, int number) const;

@@ -49,25 +49,28 @@ def settle_finished(lead: int) -> None:
       tf.errors.OpError: an op of an earlier iteration failed.
     """
     me = threading.get_ident()
-    with _lock:
-        waiting = [iteration for iteration in _iterations if iteration.thread == me]
-    for position, iteration in enumerate(waiting):
-        if iteration.walk.interrupted:
-            break
-        iteration.walk.wait_checked()
-        if len(waiting) - position > lead:
-            _wait_for(iteration)
+    if _iterations:
+        with _lock:
+            waiting = [iteration for iteration in _iterations if iteration.thread == me]
+        for position, iteration in enumerate(waiting):
+            if iteration.walk.interrupted:
+                break
+            iteration.walk.wait_checked()
+            if len(waiting) - position > lead:
+                _wait_for(iteration)
     drop_finished()
 
 
 def drop_finished() -> None:
     """Forgets what has ended well; recovers what has failed or was interrupted."""
-    with _lock:
-        # `finished` is asked before `failed`: what ends in between is looked at next time.
-        _iterations[:] = [i for i in _iterations if not i.walk.finished or _is_failed(i)]
-        failed = any(_is_failed(iteration) for iteration in _iterations)
-    if failed:
-        recover(-1)
+    if _iterations:
+        with _lock:
+            due = [iteration.walk.is_due for iteration in _iterations]
+            if False in due:
+                left = zip(_iterations, due, strict=True)
+                _iterations[:] = [iteration for iteration, is_due in left if is_due is not False]
+        if True in due:
+            recover(-1)
     _tell(threading.get_ident())
 
 

@@ -255,6 +255,8 @@ def _shared(sequence: Sequence) -> bool:
 
     It would have to see each write of the step where eager makes it, so such steps stay eager.
     """
+    if not native.core.any_shared():
+        return False
     externals = sequence.trace.externals
     return any(x.kind is Kind.RESOURCE and native.core.is_shared(x.tensor) for x in externals)
 
