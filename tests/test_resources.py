@@ -195,9 +195,19 @@ def test_iterations_leave_memory_flat():
 
 # Long ones that a sample stands for.
 SOAKS = {
+    "two in flight",
+    "in flight and kept",
+    "kept by a module",
+    "kept by a thread",
+    "exit in a loop",
+    "exception",
+    "a thread runs steps",
+    "a daemon thread waits for a graph",
+    "a step in an exit handler",
+    "side by side",
+    "before a write",
     "ever new sequences",
     "read",
-    "exception",
     "Ctrl-C",
     "shared variables",
 }
@@ -593,7 +603,7 @@ last_line()
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", sampled(ENDS))
 def test_the_program_ends_cleanly(end):
     program, code = ENDS[end]
     process = start(SLOW + textwrap.dedent(program))
@@ -721,7 +731,7 @@ def compute(x):
 }
 
 
-@pytest.mark.parametrize("kind", INTERMEDIATES)
+@pytest.mark.parametrize("kind", sampled(INTERMEDIATES))
 def test_intermediate_tensors_are_freed_during_the_iteration(kind):
     program = """
     step = terra.function(compute)
