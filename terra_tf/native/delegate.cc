@@ -640,7 +640,7 @@ void Walk::Complete(DelegatedCall* call, const std::vector<PyObject*>& leaves) c
 }
 
 void Walk::Learned(int cursor, PyObject* function, std::unique_ptr<DelegatedCall> call, bool hopeless) {
-  constexpr size_t kMostCalls = 64;
+  constexpr size_t kMostCalls = 64, kMostOpCalls = 8;
   constexpr int64_t kForEver = int64_t{1} << 60;
   for (DelegationPlace& place : program->delegations[cursor]) {
     if (place.function != function) continue;
@@ -654,7 +654,8 @@ void Walk::Learned(int cursor, PyObject* function, std::unique_ptr<DelegatedCall
     place.failures = 0;
     place.rest = calls < 4 ? 0 : calls;
     place.calls.insert(place.calls.begin(), std::move(call));
-    if (place.calls.size() > kMostCalls) place.calls.pop_back();
+    const bool around_op = place.calls.front()->ambient != nullptr;
+    if (place.calls.size() > (around_op ? kMostOpCalls : kMostCalls)) place.calls.pop_back();
     return;
   }
 }
