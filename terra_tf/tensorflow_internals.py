@@ -633,7 +633,8 @@ _MODULES_OF_OPS = """
 def modules_of_ops() -> list[dict[str, Any]]:
     """The globals of the modules that functions around ops are made of."""
     names = _MODULES_OF_OPS.split()
-    return [vars(importlib.import_module(f"tensorflow.python.{name}")) for name in names]
+    modules = [importlib.import_module(f"tensorflow.python.{name}") for name in names]
+    return [vars(module) for module in (pywrap_tfe, *modules)]
 
 
 def _with_subclasses(kind: type) -> list[type]:

@@ -384,3 +384,22 @@ def test_values_that_follow_from_shapes_follow_from_these_shapes():
     for turn in range(40):
         x = numbers(turn, (turn % 5 + 1, turn % 3 + 1))
         assert outcome(co_executed, x) == outcome(step, x), turn
+
+
+def test_whoever_stands_before_the_entry_points_is_asked_every_time(monkeypatch):
+    from tensorflow.python import pywrap_tfe
+
+    original, calls = pywrap_tfe.TFE_Py_FastPathExecute, []
+
+    def step(x):
+        return tf.matmul(tf.sin(x), x, transpose_b=True)
+
+    def entry(*args):
+        calls.append(args[1])
+        return original(*args)
+
+    def change(_):
+        monkeypatch.setattr(pywrap_tfe, "TFE_Py_FastPathExecute", entry)
+
+    check(step, change, None)
+    assert calls.count("Sin") == calls.count("MatMul") == 2 * WARM  # in eager and as a step

@@ -60,6 +60,11 @@ def _op_function(original: Any) -> Any:
 
 
 def _thread_state() -> Any:
+    """The State of the thread's eager execution; None where each op runs somebody's Python."""
+    names = tensorflow_internals.ENTRY_POINTS
+    entry_points = map(tensorflow_internals.entry_point, names)
+    if not all(isinstance(entry, native.core.Hook) for entry in entry_points):
+        return None
     builder = StateBuilder()
     builder.add(tensorflow_internals.thread_state())
     return builder.state

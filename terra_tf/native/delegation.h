@@ -152,7 +152,8 @@ class OpCall {
   int64_t walk_looks_, looks_;
 };
 
-// The State of the calling thread's eager execution; made anew where it has changed.
+// The State of the calling thread's eager execution; made anew where it has changed. Null where ops
+// run somebody else's code.
 std::shared_ptr<State> AmbientState(PyObject* ambient);
 
 // The argument among some that is carried by a feed, or null.

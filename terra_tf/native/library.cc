@@ -41,6 +41,8 @@ bool LibraryUnchanged(bool* checked, Program* program) {
   return true;
 }
 
+int LibraryChanges() { return g_changes; }
+
 bool LibraryMayDelegate() { return g_changes < kMostChanges + g_walks / kWalksOfChange; }
 
 }  // namespace terra

@@ -14,6 +14,8 @@ struct Program;
 void WatchModule(PyObject* dict);
 // Whether the modules are unchanged; `checked` is a walk's own, so that it asks just once.
 bool LibraryUnchanged(bool* checked, Program* program);
+// How often modules have changed.
+int LibraryChanges();
 // False where modules change all the time.
 bool LibraryMayDelegate();
 

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "delegation.h"
+#include "library.h"
 #include "session.h"
 #include "walk.h"
 
@@ -249,14 +250,19 @@ bool OpCall::DescribeTape() {
 }
 
 std::shared_ptr<State> AmbientState(PyObject* ambient) {
-  std::shared_ptr<State>& state = CurrentSession().ambient;
-  if (state != nullptr && state->Holds()) return state;
+  Session& session = CurrentSession();
+  const int changes = LibraryChanges();
+  const bool same = session.ambient != nullptr && session.ambient_changes == changes;
+  if (same && session.ambient->Holds()) return session.ambient;
+  session.ambient = nullptr;
+  session.ambient_changes = changes;
   try {
-    state = pybind11::reinterpret_borrow<pybind11::object>(ambient)().cast<std::shared_ptr<State>>();
+    const auto make = pybind11::reinterpret_borrow<pybind11::object>(ambient);
+    const pybind11::object made = make();
+    if (!made.is_none()) session.ambient = made.cast<std::shared_ptr<State>>();
   } catch (pybind11::error_already_set&) {
-    state = nullptr;
   }
-  return state;
+  return session.ambient;
 }
 
 }  // namespace terra

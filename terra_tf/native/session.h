@@ -27,6 +27,7 @@ struct Session {
   PyObject* recorder = nullptr;  // kRecord, owned
   int64_t recording = 0;         // number of the current recording
   std::shared_ptr<State> ambient;  // what eager execution keeps for the thread, as of late
+  int ambient_changes = 0;         // LibraryChanges when it was made
 };
 
 Session& CurrentSession();
