@@ -40,6 +40,7 @@ BOX, BAR, CURVE = 0.44, 0.08, 0.38
 # Inches: a row, the width of a picture, what titles and axes need.
 ROW, LEAST_WIDTH, MOST_WIDTH, MARGIN = 0.42, 6.0, 11.0, 0.75
 MOST_NUMBERS = 900  # boxes; with more, their numbers cannot be read
+DIGIT = 0.054  # of a box's number
 DPI = 110
 # A transfer that takes no time is drawn this share of the step wide.
 LEAST_TRANSFER = 0.003
@@ -91,7 +92,7 @@ def _figure_class() -> Any:
 
 
 def _draw(axes: Axes, result: Simulation, longest: float, most_held: int) -> None:
-    _draw_computations(axes, result)
+    _draw_computations(axes, result, longest)
     _draw_stash_transfers(axes, result, LEAST_TRANSFER * longest)
     _draw_held(axes, result, most_held)
     axes.set_title(
@@ -109,7 +110,7 @@ def _draw(axes: Axes, result: Simulation, longest: float, most_held: int) -> Non
     axes.tick_params(labelsize=8, labelbottom=True)
 
 
-def _draw_computations(axes: Axes, result: Simulation) -> None:
+def _draw_computations(axes: Axes, result: Simulation, longest: float) -> None:
     for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT):
         boxes = [box for box in result.computations if box.action.kind is kind]
         axes.barh(
@@ -124,7 +125,10 @@ def _draw_computations(axes: Axes, result: Simulation) -> None:
         )
     if len(result.computations) > MOST_NUMBERS:
         return
+    inches = 0.9 * axes.figure.get_figwidth() / longest  # of a second
     for action, rank, start, end in result.computations:
+        if (end - start) * inches < DIGIT * len(str(action.microbatch)):
+            continue  # it would run into the next one's
         axes.text(
             (start + end) / 2,
             rank + BOX / 2,
