@@ -781,6 +781,18 @@ def test_what_assign_gives_can_be_made_again():
     assert type(again) is type(given) and again.handle is variable.handle
 
 
+def test_methods_of_plain_variables_are_their_own():
+    variable = tf.Variable(1.0)
+    assert type(variable) is internals.PlainVariable
+    assert all(name in vars(internals.PlainVariable) for name in internals.VARIABLE_FUNCTIONS)
+    with tf.GradientTape() as tape:
+        view = internals.unread(variable)
+    given = variable.assign_add(1.0)
+    assert tape.watched_variables() == ()
+    assert type(view) is type(given) and vars(view).keys() == vars(given).keys()
+    assert view.handle is variable.handle and float(view) == 2.0
+
+
 def test_looks_go_through_one_function():
     native.initialise(lambda _: None)
     seen = []

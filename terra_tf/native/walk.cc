@@ -439,7 +439,8 @@ std::vector<int> Walk::Alive() {
 // Lets go of outputs that nobody else holds; returns whether there were any.
 bool Walk::DropDead(int end_node) {
   bool dropped = false;
-  for (int i = program->OutputsBefore(end_node) - 1; i >= 0; --i) {  // later outputs hold earlier ones as attributes
+  // Backwards: later outputs hold earlier ones as attributes.
+  for (int i = program->OutputsBefore(end_node) - 1; i >= 0; --i) {
     PyObject* tensor = values_[i];
     if (tensor == nullptr || Py_REFCNT(tensor) > 1) continue;
     // A replay cannot make again what was made in place.
