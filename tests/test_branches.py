@@ -559,6 +559,27 @@ def python_in_loop(printed):
     return step, [v]
 
 
+def skipped_python_between(_):
+    """A slow write, then two Python functions: the second sees it where the first is skipped."""
+    v = tf.Variable(0.0)
+    heavy = tf.constant(np.full((500, 500), 0.002, np.float32))
+    seen = []
+
+    def step(rng):
+        first, second = rng.random() < 0.5, rng.random() < 0.5
+        x = heavy * (v + 1.0)
+        for _ in range(8):
+            x = tf.matmul(x, heavy)
+        v.assign(x[0, 0] + rng.random())
+        if first:
+            tf.py_function(lambda: seen.append(("first", float(v))), [], [])
+        if second:
+            tf.py_function(lambda: seen.append(("second", float(v))), [], [])
+        return seen[-1:]
+
+    return step, [v]
+
+
 def boundary_in_branch(_):
     """What makes a write visible is in a branch; where that is skipped, the look is behind it."""
     w, v = tf.Variable(np.float32([1, 2])), tf.Variable(np.float32([0, 0]))
@@ -655,6 +676,7 @@ PROGRAMS = {
     assigned_in_branch: 0.8,
     written_in_branch: 0.8,
     python_in_loop: 0.6,
+    skipped_python_between: 0.6,
     boundary_in_branch: 0.6,
     two_loops: 0.6,
     other_types: 0.6,

@@ -366,7 +366,7 @@ class GraphBuilder:
             self._effects.append(self._variables.commit(resource, self._gate))
         if self._fallible:
             tensorflow_internals.add_control_inputs(self._graph, self._gate, self._fallible)
-        before = [self._gate, *self._effects]
+        before = [self._gate, *self._effects, *self._ends[-1:]]  # after the segments before it, too
         if number in self._plan.barrier.values():  # what runs in place next may change any variable
             before += self._variables.reads()
         with self._graph.control_dependencies(before):

@@ -122,7 +122,10 @@ class Variables:
         else:
             block = OpenBlock(self._graph, variable.assigned)
             value = block.if_taken(variable.value)
-            operation = block.end([self._assign_op(resource, value, [*before, block.taken])])
+            end = block.end([self._assign_op(resource, value, [*before, block.taken])])
+            # Where nothing is written, the end has waited for nothing that came before.
+            with self._after([*variable.writes, *variable.reads, end]):
+                operation = tf.no_op()
         self._set(resource, dirty=False, assigned=None, reads=(), writes=(operation,))
         return operation
 
