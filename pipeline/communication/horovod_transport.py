@@ -97,9 +97,8 @@ class HorovodTransport:
             group = make_set((low, high))
             if rank in (low, high):
                 self._sets[low + high - rank] = group
-        # Collective's name → the function that runs it, and a lock: a name can be used by one
-        # message at a time.
-        self._functions: dict[str, Callable[..., tf.Tensor]] = {}
+        self._alltoalls = _Alltoalls()
+        # Collective's name → a lock: a name can be used by one message at a time.
         self._turns: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._counters = TransportCounters()
@@ -212,33 +211,44 @@ class HorovodTransport:
     ) -> tf.Tensor:
         """Runs the collective of one message; returns what came for this rank."""
         name = f"{self._prefix}/{sender}>{receiver}/{tag}"
-        size = tf.size(message)
         # A process set sorts its ranks.
-        splits = tf.stack([size, 0] if receiver < sender else [0, size])
+        size = message.shape[0]
+        splits = np.array([size, 0] if receiver < sender else [0, size], np.int32)
         with self._lock:
             turn = self._turns[name]
         with turn:
-            if name not in self._functions:
-                group = self._sets[sender + receiver - self._rank]
-                self._functions[name] = _named_alltoall(name, group)
+            alltoall = self._alltoalls.get(name, self._sets[sender + receiver - self._rank])
             transfer.started = time.monotonic_ns()
-            return self._functions[name](message, splits)
+            return tf.convert_to_tensor(alltoall(message.numpy(), splits))
 
 
-def _named_alltoall(name: str, group: object) -> Callable[..., tf.Tensor]:
-    """A function that runs the named collective; eager Horovod ops ignore their names."""
-    import horovod.tensorflow as hvd
+class _Alltoalls:
+    """Collectives by name, in a session whose threads are its own.
 
-    @tf.function(
-        input_signature=[tf.TensorSpec([None], tf.uint8), tf.TensorSpec([2], tf.int32)],
-        autograph=False,
-    )
-    def exchange(message: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
-        received, _ = hvd.alltoall(message, splits, name=name, process_set=group)
-        return received
+    Eager Horovod ops ignore their names. A function's ops run in TensorFlow's pool, and after the
+    loss of a rank a call of Horovod may block for good: computations must not wait for its thread.
+    """
 
-    # Traced here, since TensorFlow warns of functions that are made again and again when called.
-    return exchange.get_concrete_function()
+    def __init__(self) -> None:
+        config = tf.compat.v1.ConfigProto(
+            use_per_session_threads=True, inter_op_parallelism_threads=1, device_count={"GPU": 0}
+        )
+        self._graph = tf.Graph()
+        self._session = tf.compat.v1.Session(graph=self._graph, config=config)
+        self._lock = threading.Lock()
+        self._made: dict[str, Callable[..., np.ndarray]] = {}
+
+    def get(self, name: str, group: object) -> Callable[..., np.ndarray]:
+        """A function that gives what came, of bytes and how many of them go to which rank."""
+        import horovod.tensorflow as hvd
+
+        with self._lock, self._graph.as_default():
+            if name not in self._made:
+                message = tf.compat.v1.placeholder(tf.uint8, [None])
+                splits = tf.compat.v1.placeholder(tf.int32, [2])
+                received, _ = hvd.alltoall(message, splits, name=name, process_set=group)
+                self._made[name] = self._session.make_callable(received, [message, splits])
+            return self._made[name]
 
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
