@@ -434,3 +434,35 @@ def test_a_small_tensor_from_outside_is_not_taken_for_the_one_from_before():
             scale[0] = tf.constant([5.0, 7.0])
         x = tf.constant([float(turn), 2.0])
         assert np.array_equal(co_executed(x), step(x)), turn
+
+
+def test_each_of_many_sizes_is_learned_the_first_time_it_comes():
+    """Sentences of a dozen lengths, through a table and a layer, and the gradient of that."""
+    table = tf.Variable(tf.random.stateless_normal([50, 8], [1, 2]))
+    layer = keras.layers.Dense(8)
+    layer.build((None, None, 8))
+    optimizer = keras.optimizers.SGD(0.01)
+    batches = [tf.zeros([2, length], tf.int32) for length in range(3, 15)]
+
+    def step(tokens):
+        with tf.GradientTape() as tape:
+            places = tf.nn.embedding_lookup(table, tf.range(tf.shape(tokens)[1]))
+            x = layer(tf.nn.embedding_lookup(table, tokens) + places)
+            loss = tf.reduce_mean(x * x)
+        weights = [table, *layer.trainable_variables]
+        gradients = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return loss
+
+    coexecuted = terra.function(step)
+    for tokens in [*batches[:3], *batches]:
+        coexecuted(tokens)
+    delegated = []
+    for tokens in batches:
+        before = coexecuted.stats()
+        coexecuted(tokens)
+        after = coexecuted.stats()
+        assert after.coexecuted == before.coexecuted + 1
+        delegated.append(after.delegated_calls - before.delegated_calls)
+    assert delegated == [max(delegated)] * len(batches)
+    assert delegated[0] > 0

@@ -381,6 +381,8 @@ bool Walk::RunNode(const Node& node, bool taped) {
     }
     if (OutputObject(node.first_output + i, sized ? &sizes : nullptr) == nullptr) return false;
   }
+  // Before it is recorded: a tape may ask for a shape that only the graph knows, and then it is known.
+  Ran();
   if (!taped || node.gradient_attrs == nullptr) return true;
   PyObject* given = PyTuple_New(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -431,8 +433,11 @@ bool Walk::RunNodes(const DelegatedCall& call) {
     SkipTo(k);
     Take();
     const bool objects = call.taped || call.dynamic;
-    if (objects && !node.misses && node.num_outputs > 0 && !RunNode(node, recording)) return false;
-    Ran();
+    if (!objects || node.misses || node.num_outputs == 0) {
+      Ran();
+    } else if (!RunNode(node, recording)) {
+      return false;
+    }
   }
   return true;
 }
@@ -546,6 +551,7 @@ bool Walk::Delegate(PyObject* function, PyObject* const* args, Py_ssize_t count,
     const std::shared_ptr<DelegatedCall> held = place->calls[i];
     DelegatedCall& call = *held;
     if (!FitsCall(call, args, count, names, &leaves)) continue;
+    if (!std::exchange(call.used, true)) --place->unused;
     if (i > 0) std::rotate(place->calls.begin(), place->calls.begin() + i, place->calls.begin() + i + 1);
     Bind();
     if (RunNodes(call)) *result = Cook(call.result, leaves);
@@ -640,7 +646,8 @@ void Walk::Complete(DelegatedCall* call, const std::vector<PyObject*>& leaves) c
 }
 
 void Walk::Learned(int cursor, PyObject* function, std::unique_ptr<DelegatedCall> call, bool hopeless) {
-  constexpr size_t kMostCalls = 64, kMostOpCalls = 8;
+  constexpr size_t kMostCalls = 64;
+  constexpr int kMostUnused = 16;
   constexpr int64_t kForEver = int64_t{1} << 60;
   for (DelegationPlace& place : program->delegations[cursor]) {
     if (place.function != function) continue;
@@ -649,13 +656,15 @@ void Walk::Learned(int cursor, PyObject* function, std::unique_ptr<DelegatedCall
       place.rest = hopeless ? kForEver : int64_t{1} << std::min(20, 2 * place.failures);
       return;
     }
-    // What keeps changing is not worth learning each time.
-    const int calls = place.calls.size();
     place.failures = 0;
-    place.rest = calls < 4 ? 0 : calls;
     place.calls.insert(place.calls.begin(), std::move(call));
-    const bool around_op = place.calls.front()->ambient != nullptr;
-    if (place.calls.size() > (around_op ? kMostOpCalls : kMostCalls)) place.calls.pop_back();
+    ++place.unused;
+    if (place.calls.size() > kMostCalls) {
+      place.unused -= !place.calls.back()->used;
+      place.calls.pop_back();
+    }
+    // What never comes again is not worth learning each time; what has a few dozen forms is.
+    place.rest = place.unused > kMostUnused ? place.unused : 0;
     return;
   }
 }

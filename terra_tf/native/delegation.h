@@ -112,6 +112,7 @@ struct DelegatedCall {
   pybind11::object after;           // called with the arguments at the end, or null
   Recipe result;
   bool dynamic = false;             // shapes have to be inferred
+  bool used = false;                // since it was learned
 };
 
 // Calls that may come at one place of the walk.
@@ -119,6 +120,7 @@ struct DelegationPlace {
   PyObject* function = nullptr;  // the LibraryCall
   std::vector<std::shared_ptr<DelegatedCall>> calls;  // used last first
   int failures = 0;  // in a row, of learning
+  int unused = 0;    // how many of `calls` have never been used
   int64_t rest = 0;  // iterations that learning is left off
 };
 

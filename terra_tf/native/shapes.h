@@ -6,6 +6,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensorflow/core/framework/node_def.pb.h"
@@ -15,6 +16,13 @@
 
 namespace terra {
 
+// Per input: the shape and type of what a resource handle stands for; null for other inputs.
+using HandleShapes = std::vector<
+    std::unique_ptr<std::vector<std::pair<tensorflow::PartialTensorShape, tensorflow::DataType>>>>;
+
+// What is known of the variable behind a resource handle; null: nothing.
+HandleShapes::value_type ShapesBehind(const tensorflow::Tensor& handle);
+
 class ShapeFunction {
  public:
   // Null where the op type has no shape function.
@@ -23,7 +31,7 @@ class ShapeFunction {
   // Computes the shapes of the outputs; false where the op would fail on these inputs.
   // `values` holds the inputs whose value is known, null for the others.
   bool Infer(const std::vector<tensorflow::PartialTensorShape>& inputs,
-             const std::vector<const tensorflow::Tensor*>& values,
+             const std::vector<const tensorflow::Tensor*>& values, const HandleShapes& handles,
              std::vector<tensorflow::PartialTensorShape>* outputs) const;
 
  private:

@@ -328,6 +328,7 @@ bool Walk::InferShapes(const Node& node, const std::vector<PyObject*>& inputs, D
   Dims shapes(inputs.size());
   std::vector<Tensor> tensors(inputs.size());
   std::vector<const Tensor*> values(inputs.size(), nullptr);
+  HandleShapes handles(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i] == nullptr || !EagerTensor_CheckExact(inputs[i])) continue;
     TFE_TensorHandle* handle = EagerTensor_Handle(inputs[i]);
@@ -342,8 +343,9 @@ bool Walk::InferShapes(const Node& node, const std::vector<PyObject*>& inputs, D
     if (!TensorFromHandle(handle, &tensors[i])) continue;
     shapes[i] = tensors[i].shape();
     if (IsShapeLike(tensors[i])) values[i] = &tensors[i];
+    handles[i] = ShapesBehind(tensors[i]);
   }
-  return node.shapes->Infer(shapes, values, dims);
+  return node.shapes->Infer(shapes, values, handles, dims);
 }
 
 PyObject* Walk::Answer(const Node& node, PyObject* const* args, bool record_gradient,
