@@ -185,7 +185,7 @@ class HorovodTransport:
             transfer.fail(why)
 
     def close(self) -> None:
-        """Nothing is open: a thread ends with its message, or with the process."""
+        """A thread ends with its message, or with the process; the session with the last one."""
 
     def _start(
         self,
